@@ -1,0 +1,1 @@
+"""Speculative sampling for any framework (under construction)."""
