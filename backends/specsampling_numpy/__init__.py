@@ -1,0 +1,5 @@
+"""The reference backend."""
+
+from ._table import TableModel
+
+__all__ = ["TableModel"]

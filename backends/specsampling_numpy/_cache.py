@@ -1,0 +1,87 @@
+"""What a cache checks before anything is written: every refusal of the model contract, in one place."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsampling._errors import CacheError
+
+__all__ = ["Floats", "Ints", "checked_block", "checked_lengths", "checked_num_logits", "checked_rows", "checked_sizes"]
+
+Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.floating[Any]]
+
+
+def checked_sizes(batch_size: int, capacity: int) -> None:
+    """Refuse a negative number of rows or of tokens."""
+    if batch_size < 0 or capacity < 0:
+        raise ValueError(f"`batch_size` and `capacity` must be non-negative, got {batch_size} and {capacity}")
+
+
+def checked_block(tokens: Any, lengths: Ints, capacity: int, vocab_size: int) -> Ints:
+    """Return `tokens` as an integer array ``(B, T)`` that can be appended to rows of these `lengths`.
+
+    Raises
+    ------
+    TypeError
+        If `tokens` are not integers.
+    ValueError
+        If the shape is not ``(B, T)`` or an id is outside ``[0, V)``.
+    CacheError
+        If a row has no room for T more tokens.
+    """
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 2 or len(tokens) != len(lengths):
+        raise ValueError(f"`tokens` must have shape (B, T) with B = {len(lengths)}, got {tokens.shape}")
+    if tokens.dtype.kind not in "iu":
+        raise TypeError(f"`tokens` must be an integer array, got dtype {tokens.dtype}")
+    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
+        row, column = np.argwhere((tokens < 0) | (tokens >= vocab_size))[0]
+        raise ValueError(
+            f"`tokens` must lie in [0, {vocab_size}), got {tokens[row, column]} in row {row}, column {column}"
+        )
+    if len(lengths) and lengths.max() + tokens.shape[1] > capacity:
+        row = int(lengths.argmax())
+        raise CacheError(
+            f"row {row} holds {lengths[row]} tokens and cannot take {tokens.shape[1]} more: the cache's capacity is "
+            f"{capacity}; ask `init_cache` for a larger one"
+        )
+    return tokens
+
+
+def checked_num_logits(num_logits: int | None, block: int) -> int:
+    """Return how many positions of a block of `block` tokens need logits."""
+    if num_logits is None:
+        return block
+    if not 0 <= num_logits <= block:
+        raise ValueError(f"`num_logits` must lie between 0 and the block's {block} tokens, got {num_logits}")
+    return num_logits
+
+
+def checked_lengths(lengths: Any, held: Ints) -> Ints:
+    """Return new row lengths, fresh and none longer than what the row holds."""
+    lengths = np.asarray(lengths)
+    if lengths.shape != held.shape:
+        raise ValueError(f"`lengths` must have shape (B,) with B = {len(held)}, got {lengths.shape}")
+    if lengths.dtype.kind not in "iu" and lengths.size:
+        raise TypeError(f"`lengths` must be an integer array, got dtype {lengths.dtype}")
+    wrong = (lengths < 0) | (lengths > held)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise CacheError(f"row {row} holds {held[row]} tokens and cannot be rolled back to {lengths[row]}")
+    return lengths.astype(np.int64)
+
+
+def checked_rows(rows: Any, batch_size: int) -> Ints:
+    """Return `rows` as an integer array of valid row numbers."""
+    rows = np.asarray(rows)
+    if rows.ndim != 1:
+        raise ValueError(f"`rows` must be one-dimensional, got shape {rows.shape}")
+    if rows.size == 0:
+        return rows.astype(np.int64)
+    if rows.dtype.kind not in "iu":
+        raise TypeError(f"`rows` must be an integer array, got dtype {rows.dtype}")
+    if rows.min() < 0 or rows.max() >= batch_size:
+        raise ValueError(f"`rows` must lie in [0, {batch_size}), got {rows.tolist()}")
+    return rows.astype(np.int64)
