@@ -1,0 +1,313 @@
+"""Sampling settings, and the one function that turns logits into the probabilities they ask for."""
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from array_api_compat import device as device_of
+
+from specsampling._arrays import namespace
+from specsampling._model import Array
+from specsampling._selection import lowest_kept
+
+__all__ = ["Sampling", "to_probs"]
+
+PerRow: TypeAlias = float | None | Sequence[float | None]
+
+
+class _Plan(NamedTuple):
+    """What `to_probs` needs of a Sampling, derived once. A filter that is off everywhere is None.
+
+    Numbers hold for every row; arrays have one entry per row, in which greedy rows borrow the settings of a sampled
+    one (their probabilities are replaced anyhow) and filters that are off have a value that removes nothing.
+    """
+
+    num_rows: int | None
+    greedy: bool | np.ndarray
+    temperature: float | np.ndarray | None
+    top_k: int | np.ndarray | None
+    top_p: float | np.ndarray | None
+    log_min_p: float | np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a token is drawn from logits: temperature, then top-k, then top-p, then min-p.
+
+    Each setting is one number for all rows, or a sequence (or array) with one entry per row of the batch. None, for
+    all rows or for one, means off: every filter removes nothing, and the temperature is 1. Each filter sees the law
+    that the one before it left, renormalised; ids tied with the last one kept are kept too.
+
+    Attributes
+    ----------
+    temperature : float or sequence of float
+        Logits are divided by it. At 0 the row is *greedy*: its law is one at the id of the highest logit (the lowest
+        such id on ties) and zero elsewhere, and the filters have no effect. Sampled and greedy rows may be mixed.
+    top_k : int or sequence of int, optional
+        Keep the `top_k` ids of highest probability; at least 1.
+    top_p : float or sequence of float, optional
+        Keep the fewest ids of highest probability whose sum is at least `top_p`; above 0, and off at 1.
+    min_p : float or sequence of float, optional
+        Keep the ids whose probability is at least `min_p` times that of the most probable one; from 0 (off) to 1.
+
+    Raises
+    ------
+    TypeError
+        A setting is not a number, or a `top_k` is not an integer.
+    ValueError
+        A setting is out of its range, or two settings have entries for different numbers of rows.
+
+    Notes
+    -----
+    Settings given per row are stored as tuples, so that a Sampling hashes (under ``jax.jit`` it is a static argument).
+
+    Examples
+    --------
+    >>> Sampling(temperature=0.7, top_p=0.9)
+    Sampling(temperature=0.7, top_k=None, top_p=0.9, min_p=None)
+    >>> mixed = Sampling(temperature=[0.0, 0.8], top_k=[None, 50])
+    >>> mixed.rows([1])
+    Sampling(temperature=(0.8,), top_k=(50,), top_p=None, min_p=None)
+    >>> mixed.rows([0]).is_greedy
+    True
+    """
+
+    temperature: PerRow = 1.0
+    top_k: int | None | Sequence[int | None] = None
+    top_p: PerRow = None
+    min_p: PerRow = None
+    _plan: _Plan = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checks = {"temperature": _temperature, "top_k": _top_k, "top_p": _top_p, "min_p": _min_p}
+        for name, check in checks.items():
+            object.__setattr__(self, name, _normalised(name, getattr(self, name), check))
+        object.__setattr__(self, "_plan", _make_plan(self))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every row has temperature 0."""
+        return self._plan.greedy is True
+
+    def rows(self, index: Any) -> "Sampling":
+        """Return the settings of the rows `index` (anything that indexes a one-dimensional NumPy array), in that order.
+
+        Settings given as one number hold for any rows, and stay as they are.
+        """
+        if self._plan.num_rows is None:
+            return self
+        kept = np.arange(self._plan.num_rows)[index].tolist()
+
+        def take(values: Any) -> Any:
+            return tuple(values[i] for i in kept) if isinstance(values, tuple) else values
+
+        return Sampling(
+            temperature=take(self.temperature),
+            top_k=take(self.top_k),
+            top_p=take(self.top_p),
+            min_p=take(self.min_p),
+        )
+
+    def check_rows(self, batch_size: int) -> None:
+        """Raise ValueError unless settings given per row are for `batch_size` rows."""
+        if self._plan.num_rows not in (None, batch_size):
+            raise ValueError(
+                f"`sampling` must hold one value per setting, or one per row of the batch ({batch_size}), "
+                f"got values for {self._plan.num_rows} rows"
+            )
+
+
+def to_probs(logits: Array, sampling: Sampling) -> Array:
+    r"""Return the law that `sampling` makes of `logits`.
+
+    With temperature :math:`T` and kept set :math:`S` (see :class:`Sampling`),
+
+    .. math:: p_i = \frac{[i \in S]\, e^{x_i / T}}{\sum_{j \in S} e^{x_j / T}}
+
+    Parameters
+    ----------
+    logits : array
+        Real floating array of shape ``(..., V)``. Entries of ``-inf`` get probability zero, exactly. Not modified.
+    sampling : Sampling
+        Settings given per row go along the first axis of `logits`, which then has at least two.
+
+    Returns
+    -------
+    array
+        Real floating array of the shape of `logits`, in its namespace and on its device; float32 for logits in half
+        precision, else of their dtype. Each row sums to one, except that a row whose maximum is not finite (it holds
+        NaN or ``+inf``, or nothing but ``-inf``) has no law and is NaN throughout.
+
+    Raises
+    ------
+    TypeError
+        `logits` is not real floating.
+    ValueError
+        `sampling` holds settings for another number of rows.
+
+    Notes
+    -----
+    Pure, and of static shape under a trace. Which ids are kept is decided by comparing logits, not probabilities:
+    where one id holds nearly all mass, rounded probabilities of the others no longer tell what a threshold asks. Temperatures
+    below the smallest normal number of the dtype are raised to it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> logits = np.log([0.5, 0.25, 0.125, 0.125])
+    >>> to_probs(logits, Sampling(top_p=0.6)).round(3)
+    array([0.667, 0.333, 0.   , 0.   ])
+    >>> to_probs(logits, Sampling(temperature=0.0))
+    array([1., 0., 0., 0.])
+    """
+    xp = namespace(logits)
+    logits = _at_least_single(xp, logits)
+    plan = sampling._plan
+    if plan.num_rows is not None and (logits.ndim < 2 or logits.shape[0] != plan.num_rows):
+        raise ValueError(
+            f"`logits` must have shape (B, ..., V) with B = {plan.num_rows}, the number of rows that `sampling` holds "
+            f"settings for, got {tuple(logits.shape)}"
+        )
+    # Only rows without a law are invalid, and they are to come out NaN; exp of a very negative number is a true zero.
+    with np.errstate(all="ignore"):
+        peak = xp.max(logits, axis=-1, keepdims=True)
+        if plan.greedy is True:
+            return _one_hot(xp, logits, peak)
+        shifted = logits - peak
+        temperature = None
+        if plan.temperature is not None:
+            tiny = float(xp.finfo(logits.dtype).smallest_normal)
+            temperature = _column(xp, np.maximum(plan.temperature, tiny), logits)
+            shifted = shifted / temperature
+        weights = xp.exp(shifted)
+        kept = None
+        if plan.top_k is not None or plan.top_p is not None:
+            kept = logits >= lowest_kept(
+                logits, weights, peak, temperature, _column(xp, plan.top_k, logits), _column(xp, plan.top_p, logits)
+            )
+        if plan.log_min_p is not None:
+            above = shifted >= _column(xp, plan.log_min_p, logits)
+            kept = above if kept is None else kept & above
+        if kept is not None:
+            weights = xp.where(kept, weights, xp.zeros_like(weights))
+        probs = weights / xp.sum(weights, axis=-1, keepdims=True)
+        if plan.greedy is not False:
+            probs = xp.where(_column(xp, plan.greedy, logits), _one_hot(xp, logits, peak), probs)
+    return probs
+
+
+def _at_least_single(xp: Any, logits: Array) -> Array:
+    dtype = logits.dtype
+    if dtype == xp.float32 or dtype == xp.float64:
+        return logits
+    if str(dtype).removeprefix("torch.") in ("float16", "bfloat16"):
+        return xp.astype(logits, xp.float32)
+    raise TypeError(f"`logits` must be float16, bfloat16, float32 or float64, got {dtype}")
+
+
+def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
+    ids = xp.arange(logits.shape[-1], device=device_of(logits))
+    chosen = xp.argmax(logits, axis=-1, keepdims=True) == ids
+    # peak - peak is zero where the row has a law, and NaN where it has none
+    return xp.astype(chosen, logits.dtype) + (peak - peak)
+
+
+def _column(xp: Any, values: Any, like: Array) -> Any:
+    """Shape per-row `values` so that they broadcast along the first axis of `like`; leave numbers and None alone."""
+    if not isinstance(values, np.ndarray) or values.ndim == 0:
+        return values if values is None or isinstance(values, bool | int) else float(values)
+    values = values.reshape(-1, *(1,) * (like.ndim - 1))
+    if values.dtype.kind == "f":
+        return xp.asarray(values, dtype=like.dtype, device=device_of(like))
+    return xp.asarray(values, device=device_of(like))
+
+
+def _normalised(name: str, values: Any, check: Any) -> Any:
+    """Return `values` as a number, None or a tuple of them, each checked."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        return check(name, values, "")
+    return tuple(check(name, value, f" in row {row}") for row, value in enumerate(values))
+
+
+def _temperature(name: str, value: Any, where: str) -> float:
+    number = 1.0 if value is None else _real(name, value, where)
+    if not 0.0 <= number < math.inf:
+        raise ValueError(f"`{name}` must be finite and at least 0 (0 is greedy), got {value}{where}")
+    return number
+
+
+def _top_k(name: str, value: Any, where: str) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` must be an integer or None, got {value!r}{where}")
+    if number < 1:
+        raise ValueError(f"`{name}` must be at least 1 (None is off), got {value}{where}")
+    return number
+
+
+def _top_p(name: str, value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    number = _real(name, value, where)
+    if not 0.0 < number <= 1.0:
+        raise ValueError(f"`{name}` must be above 0 and at most 1 (None is off), got {value}{where}")
+    return number
+
+
+def _min_p(name: str, value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    number = _real(name, value, where)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"`{name}` must be from 0 to 1 (None is off), got {value}{where}")
+    return number
+
+
+def _real(name: str, value: Any, where: str) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a number, None, or a sequence with one of these per row, got {value!r}{where}")
+    return float(value)
+
+
+def _make_plan(sampling: Sampling) -> _Plan:
+    settings = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    lengths = {name: len(values) for name, values in settings.items() if isinstance(values, tuple)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"settings given per row must all be for the same rows, got {lengths}")
+    num_rows = next(iter(lengths.values()), None)
+
+    def per_row(name: str) -> list[Any]:
+        values = settings[name]
+        return list(values) if isinstance(values, tuple) else [values] * (1 if num_rows is None else num_rows)
+
+    temperature = per_row("temperature")
+    greedy = [value == 0.0 for value in temperature]
+    sampled = greedy.index(False) if False in greedy else 0
+
+    def merged(values: list[Any], off: Any) -> Any:
+        values = [values[sampled] if skip else value for value, skip in zip(values, greedy, strict=True)]
+        values = [off if value is None else value for value in values]
+        if len(set(values)) > 1:
+            return np.asarray(values)
+        return None if not values or values[0] == off else values[0]
+
+    min_p = [None if value is None else math.log(value) if value else -math.inf for value in per_row("min_p")]
+    return _Plan(
+        num_rows=num_rows,
+        greedy=all(greedy) if len(set(greedy)) < 2 else np.asarray(greedy),
+        temperature=merged(temperature, 1.0),
+        top_k=merged(per_row("top_k"), np.iinfo(np.int32).max),
+        top_p=merged(per_row("top_p"), 1.0),
+        log_min_p=merged(min_p, -math.inf),
+    )
