@@ -1,0 +1,144 @@
+"""Every check of the project, one session a job; plain ``nox`` runs all of them.
+
+Tests never see the packages in the work tree: a session installs the wheel that ``wheel`` built, changes to a
+temporary folder, and ``tests/conftest.py`` refuses packages that were not imported from site-packages.
+"""
+
+import shutil
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+
+ROOT = Path(__file__).parent
+DIST = ROOT / ".nox" / "dist"
+COVERAGE = ROOT / ".nox" / "coverage"
+REPORTS = ROOT / "reports"
+CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
+PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+
+PACKAGES = ("specsampling", "specsampling_numpy", "specsampling_conformance")
+
+# What the tests of a framework install. The core's own tests run once more with each, because verification and
+# sampling are the same code in every array namespace.
+FRAMEWORKS = {
+    "numpy": (),
+    "torch": ("torch", "transformers"),
+    "jax": ("jax",),
+}
+
+# Backends that the conformance suite certifies: those with an entry point.
+BACKENDS = ("numpy",)
+
+# The arrays of the tests are tiny and pytest has a worker for each core: more threads only get in each other's way.
+SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def by_name(names: Iterable[str]) -> list[object]:
+    """Return parameters for sessions that read ``tests(numpy)`` instead of ``tests(name='numpy')``."""
+    return [nox.param(name, id=name) for name in names]
+
+
+def install(session: nox.Session, *requirements: str, groups: tuple[str, ...] = ()) -> None:
+    """Install requirements and dependency groups, at the pinned versions where there is a pin."""
+    wanted = [*requirements, *nox.project.dependency_groups(PYPROJECT, *groups)]
+    session.install("--constraint", str(CONSTRAINTS), *wanted)
+
+
+def install_wheel(session: nox.Session, *requirements: str, extras: str = "", groups: tuple[str, ...] = ()) -> None:
+    """Install the wheel under test with what its tests need, and leave the work tree."""
+    (built,) = DIST.glob("*.whl")
+    install(session, f"{built}[{extras}]" if extras else str(built), *requirements, groups=groups)
+    # A reused environment holds an older wheel of the same version, which pip would keep.
+    session.install("--force-reinstall", "--no-deps", str(built))
+    session.chdir(session.create_tmp())
+
+
+def pytest(session: nox.Session, *arguments: str, **environment: str) -> None:
+    """Run pytest on the installed packages with the project's settings."""
+    session.run(
+        "pytest",
+        *("--config-file", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)),
+        *arguments,
+        *session.posargs,
+        env={**SINGLE_THREAD, "SPECSAMPLING_TEST_INSTALLED": "1", **environment},
+    )
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style (ruff), formatting (ruff) and spelling (codespell)."""
+    install(session, groups=("lint",))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("codespell", ".")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Check types with mypy (strict) and pyright; no framework is installed."""
+    install(session, *PYPROJECT["project"]["dependencies"], groups=("typing",))
+    session.run("mypy")
+    session.run("pyright", "--pythonpath", shutil.which("python", path=session.bin) or "python")
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the sdist, the wheel from it, check what is inside and run the README's command; sessions test this wheel."""
+    install(session, groups=("package",))
+    shutil.rmtree(DIST, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(DIST), str(ROOT), silent=True)
+    (built,) = DIST.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        names = archive.namelist()
+    expected = [f"{package}/py.typed" for package in PACKAGES]
+    expected += [f"specsampling/_bundled/{pair}/model.safetensors" for pair in ("target", "draft")]
+    missing = [name for name in expected if name not in names]
+    strangers = sorted({name.split("/")[0] for name in names} - {*PACKAGES, f"{'-'.join(built.name.split('-')[:2])}.dist-info"})
+    if missing or strangers:
+        session.error(f"{built.name} lacks {missing} and has {strangers} that do not belong there")
+    install_wheel(session)
+    session.run("specsampling", "generate", "ROMEO:", "--max-new-tokens", "64", "--seed", "0")
+
+
+@nox.session(requires=["wheel"])
+@nox.parametrize("framework", by_name(FRAMEWORKS))
+def tests(session: nox.Session, framework: str) -> None:
+    """Run the tests with one framework installed, recording coverage; arguments after -- go to pytest."""
+    install_wheel(session, *FRAMEWORKS[framework], extras="conformance", groups=("test",))
+    folders = [ROOT / "tests" / package for package in PACKAGES]
+    COVERAGE.mkdir(parents=True, exist_ok=True)
+    pytest(
+        session,
+        *("--cov", "--cov-config", str(ROOT / "pyproject.toml"), "--cov-report=", "--cov-fail-under=0"),
+        *("--numprocesses", "auto", "--dist", "worksteal"),
+        *(str(folder) for folder in folders if folder.exists()),
+        COVERAGE_FILE=str(COVERAGE / f".coverage.{framework}"),
+    )
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Add up the coverage of the tests sessions that ran; less than every branch of core and NumPy backend fails."""
+    install(session, groups=("coverage",))
+    if not any(COVERAGE.glob(".coverage.*")):
+        session.error("no coverage recorded: run `nox -s tests coverage`")
+    together = str(COVERAGE / "together")
+    session.run("coverage", "combine", "--keep", "--data-file", together, str(COVERAGE), silent=True)
+    session.run("coverage", "report", "--data-file", together)
+
+
+@nox.session(requires=["wheel"])
+def docs(session: nox.Session) -> None:
+    """Build the site into docs/_build/html with every warning an error, and run each example in it."""
+    install_wheel(session, "array-api-strict", groups=("docs",))
+    site = ROOT / "docs" / "_build" / "html"
+    session.run("sphinx-build", "-n", "-W", "--keep-going", "-b", "html", str(ROOT / "docs"), str(site))
+    pytest(session, "--doctest-modules", "--pyargs", "specsampling", "specsampling_numpy")
+    pytest(session, str(ROOT / "tests" / "docs"), SPECSAMPLING_SITE=str(site))
