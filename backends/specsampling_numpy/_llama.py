@@ -269,7 +269,7 @@ class NumpyModel:
                 x += weights.down_bias
 
         if num_logits < block:
-            x = x.reshape(batch_size, block, -1)[:, block - num_logits :].reshape(batch_size * num_logits, -1)
+            x = x.reshape(batch_size, block, config.hidden_size)[:, block - num_logits :].reshape(-1, config.hidden_size)
         logits = self._normalised(x).dot(self._head).reshape(batch_size, num_logits, self.vocab_size)
         return logits, KeyValueCache(keys_values, lengths + block, rotations)
 
