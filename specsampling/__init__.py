@@ -1,1 +1,83 @@
-"""Speculative sampling for any framework (under construction)."""
+"""Speculative sampling for any framework.
+
+A cheap draft proposes K tokens, the target scores K + 1 positions in one pass, and modified rejection sampling keeps
+the output law exactly the target's (Chen et al. 2023, arXiv 2302.01318, Algorithm 2). This package is the core: pure
+array-API functions and the protocols that models, drafters and random sources satisfy. Backends are separate packages
+that register themselves; `load_model` finds them by name.
+"""
+
+from specsampling._bundled import bundled
+from specsampling._compatibility import check_compatibility
+from specsampling._decoding import Decoder, DecoderState, Lookahead, generate, stream
+from specsampling._drafting import Context, Drafter, ModelDrafter, ModelDrafterState
+from specsampling._errors import (
+    BackendError,
+    BackendNotInstalledError,
+    CacheError,
+    CapabilityError,
+    NonFiniteLogitsError,
+    SpecSamplingError,
+    UnknownBackendError,
+)
+from specsampling._lookup import PromptLookup, PromptLookupState
+from specsampling._model import Capabilities, Model
+from specsampling._random import CounterSource, Label, Purpose, Randomness, RandomSource, UniformRandomness
+from specsampling._registry import BackendStatus, available_backends, load_model
+from specsampling._rejection import Proposal, Verdict, verify
+from specsampling._results import Generation, PhaseTimes, RoundInfo, Stats, StreamEvent
+from specsampling._round import DecodeRound, RoundCarry, RoundOutput, decode_round
+from specsampling._sampling import Sampling, to_probs
+
+CONTRACT_VERSION = "1.0"
+"""Version of the model contract (docs/contract.md); adapters and the conformance suite compare it."""
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendError",
+    "BackendNotInstalledError",
+    "BackendStatus",
+    "CONTRACT_VERSION",
+    "CacheError",
+    "Capabilities",
+    "CapabilityError",
+    "Context",
+    "CounterSource",
+    "DecodeRound",
+    "Decoder",
+    "DecoderState",
+    "Drafter",
+    "Generation",
+    "Label",
+    "Lookahead",
+    "Model",
+    "ModelDrafter",
+    "ModelDrafterState",
+    "NonFiniteLogitsError",
+    "PhaseTimes",
+    "PromptLookup",
+    "PromptLookupState",
+    "Proposal",
+    "Purpose",
+    "RandomSource",
+    "Randomness",
+    "RoundCarry",
+    "RoundInfo",
+    "RoundOutput",
+    "Sampling",
+    "SpecSamplingError",
+    "Stats",
+    "StreamEvent",
+    "UniformRandomness",
+    "UnknownBackendError",
+    "Verdict",
+    "available_backends",
+    "bundled",
+    "check_compatibility",
+    "decode_round",
+    "generate",
+    "load_model",
+    "stream",
+    "to_probs",
+    "verify",
+]

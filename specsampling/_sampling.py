@@ -1,10 +1,9 @@
 """Sampling settings, and the one function that turns logits into the probabilities they ask for."""
 
 import math
-import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,11 +11,11 @@ from array_api_compat import device as device_of
 
 from specsampling._arrays import namespace
 from specsampling._model import Array
-from specsampling._selection import lowest_kept
+from specsampling._selection import column, lowest_kept
 
 __all__ = ["Sampling", "to_probs"]
 
-PerRow: TypeAlias = float | None | Sequence[float | None]
+PerRow: TypeAlias = float | Sequence[float | None] | None
 
 
 class _Plan(NamedTuple):
@@ -77,15 +76,14 @@ class Sampling:
     """
 
     temperature: PerRow = 1.0
-    top_k: int | None | Sequence[int | None] = None
+    top_k: int | Sequence[int | None] | None = None
     top_p: PerRow = None
     min_p: PerRow = None
     _plan: _Plan = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        checks = {"temperature": _temperature, "top_k": _top_k, "top_p": _top_p, "min_p": _min_p}
-        for name, check in checks.items():
-            object.__setattr__(self, name, _normalised(name, getattr(self, name), check))
+        for name in _RANGES:
+            object.__setattr__(self, name, _normalised(name, getattr(self, name)))
         object.__setattr__(self, "_plan", _make_plan(self))
 
     @property
@@ -152,8 +150,8 @@ def to_probs(logits: Array, sampling: Sampling) -> Array:
     Notes
     -----
     Pure, and of static shape under a trace. Which ids are kept is decided by comparing logits, not probabilities:
-    where one id holds nearly all mass, rounded probabilities of the others no longer tell what a threshold asks. Temperatures
-    below the smallest normal number of the dtype are raised to it.
+    where one id holds nearly all mass, rounded sums of the others no longer tell what a threshold asks. Temperatures
+    below the smallest normal number of the dtype are raised to it, which only tells apart logits as close as that.
 
     Examples
     --------
@@ -164,48 +162,55 @@ def to_probs(logits: Array, sampling: Sampling) -> Array:
     >>> to_probs(logits, Sampling(temperature=0.0))
     array([1., 0., 0., 0.])
     """
-    xp = namespace(logits)
-    logits = _at_least_single(xp, logits)
+    xp, logits = _at_least_single(logits)
     plan = sampling._plan
     if plan.num_rows is not None and (logits.ndim < 2 or logits.shape[0] != plan.num_rows):
         raise ValueError(
             f"`logits` must have shape (B, ..., V) with B = {plan.num_rows}, the number of rows that `sampling` holds "
             f"settings for, got {tuple(logits.shape)}"
         )
-    # Only rows without a law are invalid, and they are to come out NaN; exp of a very negative number is a true zero.
+    # Only rows without a law are invalid operations, and NaN is what they are to give; weights may overflow to zero.
     with np.errstate(all="ignore"):
         peak = xp.max(logits, axis=-1, keepdims=True)
         if plan.greedy is True:
             return _one_hot(xp, logits, peak)
         shifted = logits - peak
-        temperature = None
-        if plan.temperature is not None:
-            tiny = float(xp.finfo(logits.dtype).smallest_normal)
-            temperature = _column(xp, np.maximum(plan.temperature, tiny), logits)
-            shifted = shifted / temperature
+        temperature = plan.temperature
+        if temperature is not None:
+            smallest = 2.0**-126 if logits.dtype == xp.float32 else 2.0**-1022
+            if isinstance(temperature, np.ndarray):
+                temperature = np.maximum(temperature, smallest)
+            else:
+                temperature = max(temperature, smallest)
+            shifted = shifted / column(temperature, logits)
         weights = xp.exp(shifted)
         kept = None
         if plan.top_k is not None or plan.top_p is not None:
-            kept = logits >= lowest_kept(
-                logits, weights, peak, temperature, _column(xp, plan.top_k, logits), _column(xp, plan.top_p, logits)
-            )
+            kept = logits >= lowest_kept(logits, weights, peak, temperature, plan.top_k, plan.top_p)
         if plan.log_min_p is not None:
-            above = shifted >= _column(xp, plan.log_min_p, logits)
-            kept = above if kept is None else kept & above
+            likely = shifted >= column(plan.log_min_p, logits)
+            kept = likely if kept is None else kept & likely
         if kept is not None:
             weights = xp.where(kept, weights, xp.zeros_like(weights))
         probs = weights / xp.sum(weights, axis=-1, keepdims=True)
         if plan.greedy is not False:
-            probs = xp.where(_column(xp, plan.greedy, logits), _one_hot(xp, logits, peak), probs)
+            probs = xp.where(column(plan.greedy, logits), _one_hot(xp, logits, peak), probs)
     return probs
 
 
-def _at_least_single(xp: Any, logits: Array) -> Array:
+def _at_least_single(logits: Array) -> tuple[Any, Array]:
+    """Return the namespace, and the logits in single precision at least."""
+    if isinstance(logits, np.ndarray):
+        xp: Any = np  # array_api_compat's wrappers would be a third of a small call
+        if not logits.flags.c_contiguous:  # along any other axis NumPy's sums are not pairwise
+            logits = np.ascontiguousarray(logits)
+    else:
+        xp = namespace(logits)
     dtype = logits.dtype
-    if dtype == xp.float32 or dtype == xp.float64:
-        return logits
+    if dtype in (xp.float32, xp.float64):
+        return xp, logits
     if str(dtype).removeprefix("torch.") in ("float16", "bfloat16"):
-        return xp.astype(logits, xp.float32)
+        return xp, xp.astype(logits, xp.float32)
     raise TypeError(f"`logits` must be float16, bfloat16, float32 or float64, got {dtype}")
 
 
@@ -216,72 +221,37 @@ def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
     return xp.astype(chosen, logits.dtype) + (peak - peak)
 
 
-def _column(xp: Any, values: Any, like: Array) -> Any:
-    """Shape per-row `values` so that they broadcast along the first axis of `like`; leave numbers and None alone."""
-    if not isinstance(values, np.ndarray) or values.ndim == 0:
-        return values if values is None or isinstance(values, bool | int) else float(values)
-    values = values.reshape(-1, *(1,) * (like.ndim - 1))
-    if values.dtype.kind == "f":
-        return xp.asarray(values, dtype=like.dtype, device=device_of(like))
-    return xp.asarray(values, device=device_of(like))
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: 0.0 <= value < math.inf, "finite and at least 0 (which is greedy)"),
+    "top_k": (lambda value: value >= 1, "at least 1 (None is off)"),
+    "top_p": (lambda value: 0.0 < value <= 1.0, "above 0 and at most 1 (None is off)"),
+    "min_p": (lambda value: 0.0 <= value <= 1.0, "from 0 to 1 (None is off)"),
+}
 
 
-def _normalised(name: str, values: Any, check: Any) -> Any:
+def _normalised(name: str, values: Any) -> Any:
     """Return `values` as a number, None or a tuple of them, each checked."""
     if hasattr(values, "tolist"):
         values = values.tolist()
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        return check(name, values, "")
-    return tuple(check(name, value, f" in row {row}") for row, value in enumerate(values))
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        return tuple(_checked(name, value, f" in row {row}") for row, value in enumerate(values))
+    return _checked(name, values, "")
 
 
-def _temperature(name: str, value: Any, where: str) -> float:
-    number = 1.0 if value is None else _real(name, value, where)
-    if not 0.0 <= number < math.inf:
-        raise ValueError(f"`{name}` must be finite and at least 0 (0 is greedy), got {value}{where}")
-    return number
-
-
-def _top_k(name: str, value: Any, where: str) -> int | None:
+def _checked(name: str, value: Any, where: str) -> float | None:
     if value is None:
-        return None
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool | np.bool_):
-        raise TypeError(f"`{name}` must be an integer or None, got {value!r}{where}")
-    if number < 1:
-        raise ValueError(f"`{name}` must be at least 1 (None is off), got {value}{where}")
-    return number
-
-
-def _top_p(name: str, value: Any, where: str) -> float | None:
-    if value is None:
-        return None
-    number = _real(name, value, where)
-    if not 0.0 < number <= 1.0:
-        raise ValueError(f"`{name}` must be above 0 and at most 1 (None is off), got {value}{where}")
-    return number
-
-
-def _min_p(name: str, value: Any, where: str) -> float | None:
-    if value is None:
-        return None
-    number = _real(name, value, where)
-    if not 0.0 <= number <= 1.0:
-        raise ValueError(f"`{name}` must be from 0 to 1 (None is off), got {value}{where}")
-    return number
-
-
-def _real(name: str, value: Any, where: str) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be a number, None, or a sequence with one of these per row, got {value!r}{where}")
-    return float(value)
+        return 1.0 if name == "temperature" else None
+    kind, kind_name = (Integral, "an integer") if name == "top_k" else (Real, "a real number")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be {kind_name}, None, or a sequence of these, got {value!r}{where}")
+    in_range, wording = _RANGES[name]
+    if not in_range(value):
+        raise ValueError(f"`{name}` must be {wording}, got {value}{where}")
+    return int(value) if name == "top_k" else float(value)
 
 
 def _make_plan(sampling: Sampling) -> _Plan:
-    settings = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    settings = {name: getattr(sampling, name) for name in _RANGES}
     lengths = {name: len(values) for name, values in settings.items() if isinstance(values, tuple)}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"settings given per row must all be for the same rows, got {lengths}")

@@ -1,38 +1,296 @@
-"""Finding the lowest logit that top-k and top-p keep."""
+"""Finding the lowest logit that top-k and top-p keep, without sorting the vocabulary where that is dear.
 
-from typing import Any
+Every way here gives the same answer; they differ in what is cheap. NumPy partitions (at small V it sorts), PyTorch
+takes a growing number of highest logits, JAX bisects, as does PyTorch inside a trace, and any other namespace sorts.
+
+The answer is a logit and not a probability, for two reasons. Logits that differ can have equal probabilities once
+these are rounded, so that a threshold among them would keep too much; and ties are then ties of what the model said.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import device as device_of
+from array_api_compat import is_jax_array, is_torch_array
 
 from specsampling._arrays import namespace
 from specsampling._model import Array
 
-__all__ = ["lowest_kept"]
+__all__ = ["PerBatchRow", "column", "lowest_kept"]
+
+PerBatchRow: TypeAlias = float | np.ndarray | None
+"""One number for all rows, a host array with one entry per row of the batch, or None (off)."""
+
+# Below this many entries a row is sorted: neither a partition nor a second pass would pay.
+_SMALL = 2048
+# What PyTorch asks `topk` for at first, and by how much more each time.
+_FIRST_TOP, _GROWTH = 512, 8
 
 
-def lowest_kept(logits: Array, weights: Array, peak: Array, temperature: Any, top_k: Any, top_p: Any) -> Array:
-    """Return the lowest logit of each row that top-k and then top-p keep, with shape ``(..., 1)``.
+def lowest_kept(
+    logits: Array, weights: Array, peak: Array, temperature: PerBatchRow, top_k: PerBatchRow, top_p: PerBatchRow
+) -> Array:
+    """Return the lowest logit of each row that top-k, and then top-p among what is left, keep.
 
-    `weights` are ``exp((logits - peak) / temperature)``. Settings are a number, an array that broadcasts against
-    ``(..., 1)``, or None (off). Rows without a finite maximum get any value.
+    Parameters
+    ----------
+    logits : array
+        Real floating array of shape ``(..., V)``, float32 or float64.
+    weights : array
+        ``exp((logits - peak) / temperature)``, of the same shape.
+    peak : array
+        The maximum of each row, of shape ``(..., 1)``.
+    temperature, top_k, top_p : float or ndarray or None
+        Settings, one for all rows or one per row of the first axis. A `top_k` of V or more and a `top_p` of 1 remove
+        nothing.
+
+    Returns
+    -------
+    array
+        Of shape ``(..., 1)``: exactly one of the row's logits, or ``-inf``. Anything where `peak` is not finite.
     """
+    if isinstance(logits, np.ndarray):
+        if logits.shape[-1] > _SMALL or logits.size <= _SMALL:
+            return _by_partition(logits, weights, peak, temperature, top_k, top_p)
+        return _by_sorting(logits, peak, temperature, top_k, top_p)
+    if is_jax_array(logits):
+        return _jitted_bisection()(logits, weights, column(top_k, logits), column(top_p, logits))
+    if is_torch_array(logits):
+        if _in_torch_trace(logits):
+            return _bisect(logits, weights, column(top_k, logits), column(top_p, logits), _torch_bitcast, _unrolled)
+        return _by_growing_top(logits, weights, peak, temperature, top_k, top_p)
+    return _by_sorting(logits, peak, temperature, top_k, top_p)
+
+
+def column(values: PerBatchRow, like: Array) -> Any:
+    """Return `values` ready to broadcast along the first axis of `like`; a number or None stays what it is.
+
+    Numbers are left to the namespace's own promotion, so that they cost nothing and never change a dtype.
+    """
+    if not isinstance(values, np.ndarray):
+        return values
+    xp = namespace(like)
+    values = values.reshape(-1, *(1,) * (like.ndim - 1))
+    dtype = like.dtype if values.dtype.kind == "f" else xp.bool if values.dtype.kind == "b" else xp.int32
+    return xp.asarray(values, dtype=dtype, device=device_of(like))
+
+
+def _scaled(logits: Array, peak: Array, temperature: Any) -> Array:
+    shifted = logits - peak
+    return shifted if temperature is None else shifted / temperature
+
+
+def _by_sorting(logits: Array, peak: Array, temperature: PerBatchRow, top_k: PerBatchRow, top_p: PerBatchRow) -> Array:
     xp = namespace(logits)
+    size = logits.shape[-1]
     ordered = xp.sort(logits, axis=-1, descending=True)
-    size = ordered.shape[-1]
-    lowest = ordered[..., -1:]
-    if top_k is not None:
-        k = xp.minimum(xp.zeros_like(peak, dtype=xp.int64) + top_k, xp.asarray(size, device=device_of(peak)))
-        lowest = xp.take_along_axis(ordered, k - 1, axis=-1)
+    if top_k is None:
+        lowest = ordered[..., -1:]
+    else:
+        lowest = _at(ordered, xp.clip(_like_index(column(top_k, logits), peak), 1, size) - 1)
     if top_p is None:
         return lowest
-    shifted = ordered - peak
-    if temperature is not None:
-        shifted = shifted / temperature
-    mass = xp.where(ordered >= lowest, xp.exp(shifted), xp.zeros_like(shifted))
-    mass = xp.cumulative_sum(mass, axis=-1)
-    short = mass < top_p * mass[..., -1:]
-    last = xp.sum(xp.astype(short, xp.int32), axis=-1, keepdims=True)
-    last = xp.minimum(xp.astype(last, xp.int64), xp.asarray(size - 1, device=device_of(peak)))
-    found = xp.take_along_axis(ordered, last, axis=-1)
-    return xp.where((top_p < 1.0) & xp.ones_like(found, dtype=xp.bool), xp.maximum(found, lowest), lowest)
+    mass = xp.exp(_scaled(ordered, peak, column(temperature, logits)))
+    mass = xp.where(ordered >= lowest, mass, xp.zeros_like(mass))
+    mass = xp.cumulative_sum(mass, axis=-1, dtype=xp.float64)
+    return _nucleus_edge(ordered, mass, mass[..., -1:], lowest, column(top_p, logits))
+
+
+def _nucleus_edge(ordered: Array, mass: Array, total: Array, lowest: Array, top_p: Any) -> Array:
+    """Return the first of the descending logits at which the running `mass` reaches its share of `total`."""
+    xp = namespace(ordered)
+    top_p = xp.zeros_like(total) + top_p
+    short = xp.sum(xp.astype(mass < top_p * total, xp.int64), axis=-1, keepdims=True)
+    edge = _at(ordered, xp.clip(short, 0, ordered.shape[-1] - 1))
+    # Off is off: with top_p = 1 the sum is reached, to rounding, before the tail is in.
+    return xp.where(top_p < 1.0, xp.maximum(edge, lowest), lowest)
+
+
+def _at(ordered: Array, index: Array) -> Array:
+    return namespace(ordered).take_along_axis(ordered, index, axis=-1)
+
+
+def _like_index(values: Any, like: Array) -> Array:
+    xp = namespace(like)
+    return xp.zeros(like.shape, dtype=xp.int64, device=device_of(like)) + values
+
+
+def _by_partition(
+    logits: np.ndarray,
+    weights: np.ndarray,
+    peak: np.ndarray,
+    temperature: PerBatchRow,
+    top_k: PerBatchRow,
+    top_p: PerBatchRow,
+) -> np.ndarray:
+    size = logits.shape[-1]
+    temperatures = _host_rows(temperature, 1.0, peak)
+    counts = _host_rows(top_k, size, peak)
+    shares = _host_rows(top_p, 1.0, peak)
+    lowest = np.full_like(peak, -math.inf)
+    flat = lowest.reshape(-1)
+    rows = logits.reshape(-1, size)
+    row_weights = weights.reshape(-1, size)
+    for row, top in enumerate(peak.reshape(-1).tolist()):
+        if not math.isfinite(top):
+            continue
+        x, w = rows[row], row_weights[row]
+        if counts[row] < size:
+            edge = size - counts[row]
+            flat[row] = np.partition(x, edge)[edge]
+            kept = x >= flat[row]
+            x, w = x[kept], w[kept]
+        if shares[row] < 1.0:
+            flat[row] = _nucleus_of_row(x, w, top, temperatures[row], shares[row])
+    return lowest
+
+
+def _host_rows(values: PerBatchRow, off: float, peak: np.ndarray) -> list[Any]:
+    """Return one value for each row of all leading axes."""
+    if not isinstance(values, np.ndarray):
+        return [off if values is None else values] * peak.size
+    return np.repeat(values, peak.size // max(values.size, 1)).tolist()
+
+
+def _nucleus_of_row(x: np.ndarray, weights: np.ndarray, peak: float, temperature: float, top_p: float) -> Any:
+    """Quickselect by mass: partition what is in question, and go on with the half that holds the edge."""
+    total = float(weights.sum(dtype=np.float64))
+    need = top_p * total
+    # All ids below a V-th of what top-p leaves out can be left out together, so the edge is not among them (the half
+    # is for rounding). Of a trained model's logits most go here.
+    x = x[weights >= 0.5 * (1.0 - top_p) * total / x.size]
+    while x.size > _SMALL:
+        half = x.size // 2
+        x = np.partition(x, half)
+        mass = float(np.exp(_scaled(x[half:], peak, temperature)).sum(dtype=np.float64))
+        if mass >= need:
+            x = x[half:]
+        else:
+            need -= mass
+            x = x[:half]
+    x = np.sort(x)[::-1]
+    running = np.cumsum(np.exp(_scaled(x, peak, temperature)), dtype=np.float64)
+    return x[min(int(np.searchsorted(running, need)), x.size - 1)]
+
+
+def _by_growing_top(
+    logits: Array, weights: Array, peak: Array, temperature: PerBatchRow, top_k: PerBatchRow, top_p: PerBatchRow
+) -> Array:
+    import torch
+
+    size = logits.shape[-1]
+    num_top = min(_FIRST_TOP, size)
+    lowest = torch.full_like(peak, -math.inf)
+    ordered = None
+    if top_k is not None:
+        counts = np.minimum(top_k, size)
+        on = counts[counts < size]
+        num_top = max(num_top, int(on.max()) if on.size else 0)
+        ordered = torch.topk(logits, num_top, dim=-1).values
+        index = _like_index(column(counts, logits), peak)
+        edge = _at(ordered, index.clamp(max=num_top) - 1)
+        lowest = torch.where(index < size, edge, lowest)
+    if top_p is None:
+        return lowest
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    total = torch.where(logits >= lowest, weights, 0.0).sum(dim=-1, keepdim=True, dtype=wide)
+    share = column(top_p, logits)
+    while True:
+        if ordered is None:
+            ordered = torch.topk(logits, num_top, dim=-1).values
+        mass = torch.exp(_scaled(ordered, peak, column(temperature, logits)))
+        mass = torch.where(ordered >= lowest, mass, 0.0).cumsum(dim=-1, dtype=wide)
+        if num_top == size:
+            break
+        # A row is settled once its sum is reached, or top-k or nothing at all bounds it before that.
+        settled = (mass[..., -1:] >= share * total) | (ordered[..., -1:] <= lowest) | ~torch.isfinite(peak)
+        if bool(settled.all()):
+            break
+        num_top, ordered = min(num_top * _GROWTH, size), None
+    return _nucleus_edge(ordered, mass, total, lowest, share)
+
+
+def _in_torch_trace(x: Array) -> bool:
+    import torch
+
+    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _torch_bitcast(x: Array) -> Array:
+    import torch
+
+    pairs = {torch.float32: torch.int32, torch.float64: torch.int64, torch.int32: torch.float32}
+    return x.view(pairs.get(x.dtype, torch.float64))
+
+
+def _unrolled(num_steps: int, step: Callable[[int, Any], Any], state: Any) -> Any:
+    for i in range(num_steps):
+        state = step(i, state)
+    return state
+
+
+@functools.cache
+def _jitted_bisection() -> Callable[..., Array]:
+    import jax
+
+    pairs = {"float32": "int32", "float64": "int64", "int32": "float32", "int64": "float64"}
+
+    def bitcast(x: Array) -> Array:
+        return jax.lax.bitcast_convert_type(x, pairs[str(x.dtype)])
+
+    def loop(num_steps: int, step: Callable[[int, Any], Any], state: Any) -> Any:
+        return jax.lax.fori_loop(0, num_steps, step, state)
+
+    @jax.jit
+    def bisect(logits: Array, weights: Array, top_k: Any, top_p: Any) -> Array:
+        return _bisect(logits, weights, top_k, top_p, bitcast, loop)
+
+    return bisect
+
+
+def _bisect(
+    logits: Array,
+    weights: Array,
+    top_k: Any,
+    top_p: Any,
+    bitcast: Callable[[Array], Array],
+    loop: Callable[[int, Callable[[int, Any], Any], Any], Any],
+) -> Array:
+    """Bisect over bit patterns, which order as the floats do: a pass over V per bit finds the edge exactly."""
+    xp = namespace(logits)
+    num_bits = 8 * logits.dtype.itemsize
+    magnitude = 2 ** (num_bits - 1) - 1
+
+    def flip(bits: Array) -> Array:  # its own inverse: negative floats have their patterns in the reverse order
+        return bits ^ ((bits >> (num_bits - 1)) & magnitude)
+
+    def search(low: Array, enough: Callable[[Array], Array]) -> Array:
+        """Return the highest float of which `enough` holds; it holds of `low`, and of all below any it holds of."""
+
+        def step(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bounds
+            middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and the sum would overflow
+            holds = enough(bitcast(flip(middle)))
+            return xp.where(holds, middle, low), xp.where(holds, high, middle - 1)
+
+        high = xp.max(logits, axis=-1, keepdims=True)
+        low, _ = loop(num_bits, step, (flip(bitcast(low)), flip(bitcast(high))))
+        return bitcast(flip(low))
+
+    lowest = xp.full_like(logits[..., :1], -math.inf)
+    if top_k is not None:
+        count = xp.clip(xp.zeros_like(lowest, dtype=xp.int32) + top_k, 1, logits.shape[-1])
+        lowest = search(lowest, lambda x: xp.sum(xp.astype(logits >= x, xp.int32), axis=-1, keepdims=True) >= count)
+    if top_p is not None:
+        weights = xp.where(logits >= lowest, weights, xp.zeros_like(weights))
+        need = top_p * xp.sum(weights, axis=-1, keepdims=True)
+
+        def enough(x: Array) -> Array:
+            return xp.sum(xp.where(logits >= x, weights, xp.zeros_like(weights)), axis=-1, keepdims=True) >= need
+
+        top_p = xp.zeros_like(need) + top_p
+        lowest = xp.where(top_p < 1.0, search(lowest, enough), lowest)
+    return lowest

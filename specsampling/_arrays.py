@@ -1,0 +1,97 @@
+"""The few things the core does with arrays that the array API does not spell: where they live, and moving them."""
+
+import sys
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from specsampling._model import Array
+
+__all__ = ["device", "is_host", "move", "namespace", "pad_last", "take_rows", "to_host"]
+
+
+def namespace(*arrays: Array) -> Any:
+    """Return the array-API namespace that all of `arrays` share."""
+    return array_api_compat.array_namespace(*arrays)
+
+
+def device(x: Array) -> Any:
+    """Return the device of `x`, or None inside a JAX trace, where constants join whatever they meet."""
+    if array_api_compat.is_jax_array(x):
+        return None
+    return array_api_compat.device(x)
+
+
+def take_rows(x: Array, index: Array) -> Array:
+    """Return ``x[b, index[b], :]`` for every row b: ``(B, T, V)`` and ``(B,)`` give ``(B, V)``."""
+    xp = namespace(x)
+    batch_size, width, vocab_size = x.shape
+    offsets = xp.arange(batch_size, dtype=index.dtype, device=device(index)) * width
+    return xp.take(xp.reshape(x, (batch_size * width, vocab_size)), offsets + index, axis=0)
+
+
+def is_host(x: Array) -> bool:
+    """Return whether `x` is a NumPy array, whose values the host may look at without waiting for a device."""
+    return isinstance(x, np.ndarray)
+
+
+def to_host(x: Array) -> np.ndarray:
+    """Return `x` as a NumPy array; waits for the device where it lives on one."""
+    if isinstance(x, np.ndarray):
+        return x
+    if array_api_compat.is_torch_array(x):
+        return x.detach().cpu().numpy()  # type: ignore[no-any-return]
+    return np.asarray(x)
+
+
+def move(x: Array, like: Array | None) -> Array:
+    """Return `x` in the namespace and on the device of `like`; None stands for NumPy.
+
+    Between frameworks arrays cross by DLPack on a device, and through NumPy (no copy where both sides can share the
+    memory) on the host: DLPack there would refuse 64-bit integers in a JAX that is set to 32 bits.
+    """
+    if like is None or isinstance(like, np.ndarray):
+        return to_host(x)
+    xp = namespace(like)
+    if array_api_compat.is_jax_array(like):
+        return _move_to_jax(x, like, xp)
+    where = array_api_compat.device(like)
+    if isinstance(x, np.ndarray):
+        return xp.asarray(x, device=where)
+    if namespace(x) is xp:
+        return array_api_compat.to_device(x, where)
+    if _on_cpu(x):
+        return xp.asarray(to_host(x), device=where)
+    return array_api_compat.to_device(xp.from_dlpack(x), where)
+
+
+def _move_to_jax(x: Array, like: Array, xp: Any) -> Array:
+    if _is_traced(like) or _is_traced(x):  # inside a trace there is no device to ask for, and constants join whatever they meet
+        return xp.asarray(x)
+    devices = like.devices()
+    where = next(iter(devices)) if len(devices) == 1 else None
+    if array_api_compat.is_jax_array(x):
+        return x if where is None or x.devices() == devices else xp.asarray(x, device=where)
+    if isinstance(x, np.ndarray) or _on_cpu(x):
+        return xp.asarray(to_host(x), device=where)
+    return xp.asarray(xp.from_dlpack(x), device=where)
+
+
+def _is_traced(x: Array) -> bool:
+    # A tracer counts as a JAX array, and raises rather than lacks what only an array with values has.
+    return array_api_compat.is_jax_array(x) and isinstance(x, sys.modules["jax"].core.Tracer)
+
+
+def _on_cpu(x: Array) -> bool:
+    return "cpu" in str(array_api_compat.device(x)).lower()
+
+
+def pad_last(x: Array, size: int) -> Array:
+    """Return `x` with zeros appended along its last axis up to `size`."""
+    missing = size - x.shape[-1]
+    if missing <= 0:
+        return x
+    xp = namespace(x)
+    zeros = xp.zeros((*x.shape[:-1], missing), dtype=x.dtype, device=device(x))
+    return xp.concat([x, zeros], axis=-1)

@@ -1,0 +1,235 @@
+"""Drafters: what proposes the tokens that the target then checks."""
+
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from specsampling._arrays import is_host, move, namespace, take_rows, to_host
+from specsampling._feeding import feed, gather_block
+from specsampling._model import Array, Model
+from specsampling._random import Label, Purpose, Randomness
+from specsampling._rejection import Proposal
+from specsampling._sampling import Sampling, to_probs
+
+__all__ = ["Context", "Drafter", "ModelDrafter", "ModelDrafterState"]
+
+StateT = TypeVar("StateT")
+
+_WIDEST_SCORED_BLOCK = 16
+"""Catching up by more tokens than this is done without logits first: they cost a row of V numbers each."""
+
+_TRACED_WIDTH = 2
+"""Inside a trace shapes are fixed: a draft fed every round lacks one token, or two after a fully accepted block."""
+
+
+class Context(NamedTuple):
+    """Every row's committed text, as a drafter sees it.
+
+    Attributes
+    ----------
+    tokens : array
+        Integer array of shape ``(B, C)``, right-padded; what lies past a row's length is undefined.
+    lengths : array
+        Integer array of shape ``(B,)``: committed tokens per row, prompt included, at least 1.
+    """
+
+    tokens: Array
+    lengths: Array
+
+
+class Drafter(Protocol[StateT]):
+    """What proposes tokens. Needs two methods; others are found by the presence of the name.
+
+    ``select(state, rows) -> state``
+        Keep only these rows; without it finished rows are masked instead of dropped.
+    ``vocab_size : int``
+        Compared with the target's when the decoder is built.
+    ``max_rollback : int or None``
+        Like a model's; a lookahead with K + 1 past it raises `CapabilityError`.
+    ``num_calls : int``
+        Running count of the scoring calls of the drafter's model, from which the stats take differences.
+    """
+
+    def init(self, batch_size: int, capacity: int) -> StateT:
+        """Return the state before anything was seen: `batch_size` rows, each with room for `capacity` tokens."""
+        ...
+
+    def propose(
+        self, state: StateT, context: Context, lookahead: int, sampling: Sampling, randomness: Randomness
+    ) -> tuple[Proposal, StateT]:
+        """Propose up to `lookahead` tokens for every row.
+
+        The state passed in must not be used again. Whatever the drafter holds beyond a row's committed tokens is its
+        own to take back: nothing else tells it what was accepted. Every random decision is asked of `randomness` with
+        ``Label(Purpose.DRAFT, slot)``.
+        """
+        ...
+
+
+class ModelDrafterState(NamedTuple):
+    """The draft model's cache and how much of each row it holds.
+
+    Attributes
+    ----------
+    cache : object
+        The draft model's own cache.
+    num_held : array
+        Integer array of shape ``(B,)``: tokens of each row in the cache. On the host, or traced.
+    like : array or None
+        An array from the model's earlier answers, which tells where its arrays live.
+    """
+
+    cache: Any
+    num_held: Array
+    like: Array | None
+
+
+class ModelDrafter:
+    """Draft with a smaller model, token by token, each drawn from the model's own law.
+
+    Parameters
+    ----------
+    model : Model
+        The draft model; it may be the target object itself.
+
+    Attributes
+    ----------
+    model : Model
+        The draft model.
+    num_calls : int
+        Scoring calls of the model so far, prompts included.
+
+    Notes
+    -----
+    A round takes K calls: the first is fed the committed tokens that the cache lacks (one, or two after a fully
+    accepted block) as one right-padded block, each later one the token just drawn. Rows whose text is longer than the
+    model's ``max_length`` propose nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling import ModelDrafter, generate
+    >>> from specsampling_numpy import TableModel
+    >>> target = TableModel(np.array([0.5, 0.3, 0.2]))
+    >>> draft = TableModel(np.array([0.4, 0.4, 0.2]))
+    >>> result = generate(target, ModelDrafter(draft), [0], max_new_tokens=8)
+    >>> len(result.tokens[0])
+    8
+    """
+
+    def __init__(self, model: Model[Any]) -> None:
+        self.model = model
+        self.num_calls = 0
+        self._max_length: int | None = getattr(model, "max_length", None)
+        if hasattr(model, "select"):
+            self.select = self._select
+
+    @property
+    def vocab_size(self) -> int:
+        """Vocabulary size of the draft model."""
+        return self.model.vocab_size
+
+    @property
+    def max_rollback(self) -> int | None:
+        """How many tokens back the draft model can go."""
+        return self.model.max_rollback
+
+    def init(self, batch_size: int, capacity: int) -> ModelDrafterState:
+        """Return an empty draft cache."""
+        cache = self.model.init_cache(batch_size, capacity)
+        return ModelDrafterState(cache, np.zeros(batch_size, dtype=np.int32), None)
+
+    def catch_up(self, state: ModelDrafterState, context: Context, width: int) -> ModelDrafterState:
+        """Feed the host `context` until no row lacks more than `width` tokens; draws nothing.
+
+        `propose` does this by itself where it sees host arrays. A compiled round, whose block has the fixed width 2,
+        calls it before the trace.
+        """
+        held, lengths = self._span(context.lengths, to_host(state.num_held))
+        if int((lengths - held).max()) <= width:
+            return state
+        # All but the last token, so that every row then lacks exactly one.
+        cache = self.model.rollback(state.cache, move(held, state.like))
+        tokens = np.where(context.tokens < self.vocab_size, context.tokens, 0)
+        fed = feed(self.model, cache, tokens, held, lengths - 1, state.like)
+        self.num_calls += fed.num_calls
+        return ModelDrafterState(fed.cache, np.maximum(held, lengths - 1), fed.like)
+
+    def propose(
+        self, state: ModelDrafterState, context: Context, lookahead: int, sampling: Sampling, randomness: Randomness
+    ) -> tuple[Proposal, ModelDrafterState]:
+        """Draw `lookahead` tokens per row, one after another, from the draft model's law under `sampling`."""
+        if is_host(context.lengths):
+            if lookahead == 0 or not self._is_within(context.lengths).any():
+                # Nothing to draw: what the cache lacks can wait for the next round that drafts.
+                return _empty_proposal(context, lookahead), state
+            state = self.catch_up(state, context, _WIDEST_SCORED_BLOCK)
+            held, lengths = self._span(context.lengths, to_host(state.num_held))
+            width = int((lengths - held).max())
+        else:
+            held, lengths = self._span(context.lengths, state.num_held)
+            width = _TRACED_WIDTH
+        xp = namespace(lengths)
+        cache = self.model.rollback(state.cache, move(held, state.like))
+        block = gather_block(context.tokens, held, lengths, width)
+        block = xp.where(block < self.vocab_size, block, xp.zeros_like(block))
+        logits, cache = self._score(cache, move(block, state.like))
+        like = logits[:0, 0, 0]
+        last_logits = logits[:, 0, :]
+        if width > 1:
+            # A row that lacks nothing (past the context limit) reads any column: it will propose nothing.
+            column = xp.clip(lengths - held - 1, 0, width - 1)
+            last_logits = take_rows(logits, move(column, logits))
+            cache = self.model.rollback(cache, move(lengths, logits))
+
+        tokens: list[Array] = []
+        rows: list[Array] = []
+        for slot in range(lookahead):
+            if slot:
+                logits, cache = self._score(cache, tokens[-1][:, None])
+                last_logits = logits[:, 0, :]
+            probs = to_probs(last_logits, sampling)
+            rows.append(probs)
+            token = randomness.categorical(probs, Label(Purpose.DRAFT, slot))
+            tokens.append(namespace(token).astype(token, namespace(token).int32, copy=False))
+        is_within = self._is_within(context.lengths)
+        num_held = xp.where(is_within, lengths + max(lookahead - 1, 0), held)
+        state = ModelDrafterState(cache, num_held, like)
+        if lookahead == 0:
+            return _empty_proposal(context, 0), state
+        num_tokens = xp.full_like(lengths, lookahead)
+        if self._max_length is not None:
+            # Token k + 1 is drawn after feeding the k before it: the last one proposed is never fed.
+            num_tokens = xp.clip(self._max_length - lengths + 1, 0, lookahead)
+        num_tokens = xp.where(is_within, num_tokens, xp.zeros_like(num_tokens))
+        ys = namespace(tokens[0])
+        return Proposal(ys.stack(tokens, axis=1), num_tokens, ys.stack(rows, axis=1)), state
+
+    def _score(self, cache: Any, tokens: Array) -> tuple[Array, Any]:
+        self.num_calls += 1
+        return self.model.score(cache, tokens)
+
+    def _is_within(self, lengths: Array) -> Array:
+        """Whether each row's text fits the model's context limit."""
+        if self._max_length is None:
+            return lengths == lengths
+        return lengths <= self._max_length
+
+    def _span(self, lengths: Array, num_held: Array) -> tuple[Array, Array]:
+        """Return, per row, how much of the cache is kept and up to what length the row is to be fed.
+
+        The last committed token is always fed again, for its logits. A row past the context limit stays as it is.
+        """
+        xp = namespace(lengths)
+        held = xp.minimum(num_held, lengths - 1)
+        return held, xp.where(self._is_within(lengths), lengths, held)
+
+    def _select(self, state: ModelDrafterState, rows: np.ndarray) -> ModelDrafterState:
+        cache = self.model.select(state.cache, rows)  # type: ignore[attr-defined]
+        return ModelDrafterState(cache, state.num_held[rows], state.like)
+
+
+def _empty_proposal(context: Context, lookahead: int) -> Proposal:
+    xp = namespace(context.lengths)
+    tokens = xp.zeros((context.lengths.shape[0], lookahead), dtype=context.lengths.dtype)
+    return Proposal(tokens, xp.zeros_like(context.lengths), None)

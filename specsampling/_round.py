@@ -1,0 +1,285 @@
+"""One round, draft to verdict, as one pure function: what a backend may compile whole."""
+
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from specsampling._arrays import device, move, namespace, pad_last
+from specsampling._drafting import Context, Drafter
+from specsampling._model import Array, Model
+from specsampling._random import Randomness
+from specsampling._rejection import Proposal, verify
+from specsampling._sampling import Sampling, to_probs
+
+__all__ = ["DecodeRound", "LogprobsKind", "RoundCarry", "RoundOutput", "decode_round"]
+
+LogprobsKind = Literal["raw", "processed"]
+
+
+class RoundCarry(NamedTuple):
+    """What one round hands to the next; owned linearly, like the caches in it.
+
+    Attributes
+    ----------
+    target_cache : object
+        The target's cache.
+    drafter_state : object
+        The drafter's state; None without a drafter.
+    like : array or None
+        An array of the target's namespace and device; None before the target's first answer.
+    """
+
+    target_cache: Any
+    drafter_state: Any
+    like: Array | None
+
+
+class RoundOutput(NamedTuple):
+    """What the host needs to know of a round: small arrays, fetched together.
+
+    Attributes
+    ----------
+    tokens : array
+        Integer array of shape ``(B, K + 1)``: a row's accepted tokens and the one after them, then padding.
+    num_proposed, num_accepted : array
+        Integer arrays of shape ``(B,)``.
+    bad_target_slot, bad_draft_slot : array
+        Integer arrays of shape ``(B,)``: the first slot whose row of logits has no law, or -1.
+    logprobs : array or None
+        Real floating array of shape ``(B, K + 1)``: the target's log-probability of each token, where asked for.
+    overlap : array
+        Real floating array of shape ``(B, K)``: the probability, over the draft's law, that a slot's token is kept:
+        the sum of min(p, q) over the vocabulary, or p of the token itself for a point mass.
+    draft_calls : int
+        Scoring calls that the drafter made.
+    is_point_mass : bool
+        Whether the tokens were verified as chosen rather than drawn.
+    """
+
+    tokens: Array
+    num_proposed: Array
+    num_accepted: Array
+    bad_target_slot: Array
+    bad_draft_slot: Array
+    logprobs: Array | None
+    overlap: Array
+    draft_calls: int
+    is_point_mass: bool
+
+
+class DecodeRound(Protocol):
+    """The signature of :func:`decode_round`, which a model's ``compile_round`` returns a callable of."""
+
+    def __call__(
+        self,
+        target: Model[Any],
+        drafter: Drafter[Any] | None,
+        carry: RoundCarry,
+        context: Context,
+        limits: Array,
+        end_bans: Array | None,
+        randomness: Randomness,
+        /,
+        *,
+        lookahead: int,
+        sampling: Sampling,
+        draft_sampling: Sampling | None = None,
+        end_tokens: tuple[int, ...] = (),
+        logprobs: LogprobsKind | None = None,
+        validate: bool = False,
+    ) -> tuple[RoundOutput, RoundCarry]:
+        """See :func:`decode_round`."""
+        ...
+
+
+def decode_round(
+    target: Model[Any],
+    drafter: Drafter[Any] | None,
+    carry: RoundCarry,
+    context: Context,
+    limits: Array,
+    end_bans: Array | None,
+    randomness: Randomness,
+    /,
+    *,
+    lookahead: int,
+    sampling: Sampling,
+    draft_sampling: Sampling | None = None,
+    end_tokens: tuple[int, ...] = (),
+    logprobs: LogprobsKind | None = None,
+    validate: bool = False,
+) -> tuple[RoundOutput, RoundCarry]:
+    """Draft, score, verify: one round for every row of a batch.
+
+    Pure and static in shape, so that it can be jitted, compiled or captured as it stands; nothing in it looks at a
+    value on the host, unless `context` is on the host (then the drafter's first block is as wide as it needs to be).
+
+    Parameters
+    ----------
+    target : Model
+        The model whose law the output follows.
+    drafter : Drafter or None
+        What proposes tokens; None for plain autoregressive sampling (Algorithm 1), through the same code.
+    carry : RoundCarry
+        Caches from the round before. Must not be used again.
+    context : Context
+        Every row's committed text, ``(B, C)`` and ``(B,)`` integer arrays. The round *begins* by rolling the target's
+        cache back to these lengths less one, so that caches and host cannot disagree about what was committed.
+    limits : array
+        Integer array of shape ``(B,)``: how many tokens each row may still emit; 0 masks a finished row. A row
+        proposes at most one less.
+    end_bans : array or None
+        Integer array of shape ``(B,)``: in how many slots from the first `end_tokens` are forbidden; None for none.
+    randomness : Randomness
+        This round's random decisions.
+    lookahead : int
+        Tokens drafted, K.
+    sampling, draft_sampling : Sampling
+        Settings of the target and of the draft; None gives the draft the target's.
+    end_tokens : tuple of int
+        The ids that `end_bans` forbids.
+    logprobs : {"raw", "processed"} or None
+        Whether to return the tokens' log-probabilities: of the logits as they came, or after `sampling`.
+    validate : bool
+        Passed on to :func:`verify`; not inside a trace.
+
+    Returns
+    -------
+    RoundOutput
+        Small arrays for the host.
+    RoundCarry
+        Caches that hold up to K + 1 tokens that were not committed.
+
+    References
+    ----------
+    Chen et al. 2023, Algorithm 2 (arXiv 2302.01318).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling import Context, CounterSource, PromptLookup, RoundCarry, Sampling, decode_round
+    >>> from specsampling_numpy import TableModel
+    >>> target, drafter = TableModel(np.eye(3)[[1, 2, 0]]), PromptLookup()  # after 0 comes 1, then 2, then 0 again
+    >>> carry = RoundCarry(target.init_cache(1, 9), drafter.init(1, 9), None)
+    >>> _, cache = target.score(carry.target_cache, np.array([[0, 1, 2]]), num_logits=0)
+    >>> context = Context(np.array([[0, 1, 2, 0, 0, 0, 0, 0, 0]]), np.array([4]))
+    >>> out, carry = decode_round(
+    ...     target, drafter, carry._replace(target_cache=cache), context, np.array([5]), None,
+    ...     CounterSource(0).begin_round([0], [0], 2), lookahead=2, sampling=Sampling())
+    >>> out.tokens.tolist(), out.num_accepted.tolist()
+    ([[1, 2, 0]], [2])
+    """
+    ctx = namespace(context.lengths)
+    lengths = context.lengths
+    calls_before = getattr(drafter, "num_calls", 0)
+    if drafter is None:
+        empty = ctx.zeros((lengths.shape[0], 0), dtype=lengths.dtype)
+        proposal, drafter_state = Proposal(empty, ctx.zeros_like(lengths), None), None
+    else:
+        proposal, drafter_state = drafter.propose(
+            carry.drafter_state,
+            context,
+            lookahead,
+            sampling if draft_sampling is None else draft_sampling,
+            randomness,
+        )
+    draft_calls = getattr(drafter, "num_calls", 0) - calls_before
+
+    last = ctx.take_along_axis(context.tokens, lengths[:, None] - 1, axis=1)
+    last, rolled_back = move(last, carry.like), move(lengths - 1, carry.like)
+    tokens, num_tokens = (move(x, carry.like) for x in proposal[:2])
+    xp = namespace(last)
+    tokens = xp.astype(tokens, last.dtype, copy=False)
+    # A drafter may know ids that the target lacks (`pad_vocab`); they have probability zero below, and any valid id
+    # can stand in for them here, because nothing after a rejected token is read.
+    is_known = (tokens >= 0) & (tokens < target.vocab_size)
+    fed = xp.where(is_known, tokens, xp.zeros_like(tokens))
+    cache = target.rollback(carry.target_cache, rolled_back)
+    logits, cache = target.score(cache, xp.concat([last, fed], axis=1))
+
+    xp = namespace(logits)
+    tokens, num_tokens, limits = (move(x, logits) for x in (tokens, num_tokens, limits))
+    num_tokens = xp.astype(num_tokens, tokens.dtype, copy=False)
+    limits = xp.astype(limits, tokens.dtype, copy=False)
+    room = xp.where(limits > 0, limits - 1, xp.zeros_like(limits))
+    num_tokens = xp.where(num_tokens < room, num_tokens, room)
+    processed_logits = logits if end_bans is None else _ban(logits, move(end_bans, logits), end_tokens)
+    target_probs = to_probs(processed_logits, sampling)
+    draft_probs, padded_probs = proposal.probs, target_probs
+    if draft_probs is not None:
+        vocab_size = max(target_probs.shape[-1], draft_probs.shape[-1])
+        draft_probs = pad_last(move(draft_probs, logits), vocab_size)
+        padded_probs = pad_last(target_probs, vocab_size)
+    proposal = Proposal(tokens, num_tokens, draft_probs)
+    verdict = verify(proposal, padded_probs, randomness, validate=validate)
+
+    slots = xp.arange(lookahead + 1, dtype=tokens.dtype, device=device(tokens))
+    num_accepted = verdict.num_accepted[:, None]
+    next_token = verdict.next_token[:, None]
+    emitted = xp.concat([tokens, xp.zeros_like(next_token)], axis=1)
+    emitted = xp.where(slots < num_accepted, emitted, xp.where(slots == num_accepted, next_token, 0))
+    is_active = limits[:, None] > 0
+    bad_target = xp.isnan(target_probs[:, :, 0]) & (slots <= num_tokens[:, None]) & is_active
+    bad_draft = xp.zeros_like(bad_target[:, :lookahead])
+    if draft_probs is not None:
+        total = xp.sum(draft_probs, axis=-1)
+        bad_draft = ~(total < xp.inf) & (slots[:lookahead] < num_tokens[:, None]) & is_active
+    token_logprobs = None
+    if logprobs is not None:
+        token_logprobs = _token_logprobs(logits if logprobs == "raw" else target_probs, emitted, logprobs)
+    output = RoundOutput(
+        tokens=emitted,
+        num_proposed=num_tokens,
+        num_accepted=verdict.num_accepted,
+        bad_target_slot=_first(bad_target),
+        bad_draft_slot=_first(bad_draft),
+        logprobs=token_logprobs,
+        overlap=_overlap(tokens, draft_probs, padded_probs),
+        draft_calls=draft_calls,
+        is_point_mass=draft_probs is None,
+    )
+    return output, RoundCarry(cache, drafter_state, verdict.next_token)
+
+
+def _ban(logits: Array, end_bans: Array, end_tokens: tuple[int, ...]) -> Array:
+    """Return `logits` with `end_tokens` at -inf in each row's first ``end_bans[b]`` slots."""
+    xp = namespace(logits)
+    mask = np.zeros(logits.shape[-1], dtype=np.bool_)
+    mask[list(end_tokens)] = True
+    is_end = move(mask, logits)
+    slots = xp.arange(logits.shape[1], dtype=end_bans.dtype, device=device(end_bans))
+    is_banned = (slots[None, :] < end_bans[:, None])[:, :, None] & is_end[None, None, :]
+    return xp.where(is_banned, xp.asarray(-xp.inf, dtype=logits.dtype, device=device(logits)), logits)
+
+
+def _first(flags: Array) -> Array:
+    """Return the index of the first True of each row of a ``(B, n)`` array, or -1."""
+    xp = namespace(flags)
+    width = flags.shape[1]
+    if width == 0:
+        return xp.full(flags.shape[:1], -1, dtype=xp.int32, device=device(flags))
+    slots = xp.arange(width, dtype=xp.int32, device=device(flags))
+    first = xp.min(xp.where(flags, slots, xp.full_like(slots, width)), axis=1)
+    return xp.where(first < width, first, xp.full_like(first, -1))
+
+
+def _overlap(tokens: Array, draft_probs: Array | None, target_probs: Array) -> Array:
+    xp = namespace(target_probs)
+    target_probs = target_probs[:, :-1, :]
+    if draft_probs is None:
+        ids = xp.clip(tokens, 0, target_probs.shape[-1] - 1)
+        probs = xp.take_along_axis(target_probs, ids[:, :, None], axis=-1)[:, :, 0]
+        return xp.where(ids == tokens, probs, xp.zeros_like(probs))
+    return xp.sum(xp.minimum(target_probs, draft_probs), axis=-1)
+
+
+def _token_logprobs(scores: Array, tokens: Array, kind: LogprobsKind) -> Array:
+    """Return the log-probability of each token ``(B, T)`` under logits or probabilities ``(B, T, V)``."""
+    xp = namespace(scores)
+    if kind == "processed":
+        return xp.log(xp.take_along_axis(scores, tokens[:, :, None], axis=-1)[:, :, 0])
+    if xp.finfo(scores.dtype).bits < 32:
+        scores = xp.astype(scores, xp.float32)
+    top = xp.max(scores, axis=-1, keepdims=True)
+    shifted = xp.take_along_axis(scores - top, tokens[:, :, None], axis=-1)[:, :, 0]
+    return shifted - xp.log(xp.sum(xp.exp(scores - top), axis=-1))
