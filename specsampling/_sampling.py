@@ -247,7 +247,7 @@ def _checked(name: str, value: Any, where: str) -> float | None:
     in_range, wording = _RANGES[name]
     if not in_range(value):
         raise ValueError(f"`{name}` must be {wording}, got {value}{where}")
-    return int(value) if name == "top_k" else float(value)
+    return int(value) if isinstance(value, Integral) and name == "top_k" else float(value)
 
 
 def _make_plan(sampling: Sampling) -> _Plan:
