@@ -4,15 +4,19 @@ import sys
 from typing import Any
 
 import array_api_compat
+import array_api_compat.numpy
 import numpy as np
 
 from specsampling._model import Array
 
-__all__ = ["device", "is_host", "move", "namespace", "pad_last", "take_rows", "to_host"]
+__all__ = ["device", "is_host", "move", "namespace", "pad_last", "pick", "take_along_axis", "take_rows", "to_host"]
 
 
 def namespace(*arrays: Array) -> Any:
     """Return the array-API namespace that all of `arrays` share."""
+    # The general look-up takes microseconds, which at small sizes is what a round is made of.
+    if all(type(x) is np.ndarray for x in arrays):
+        return array_api_compat.numpy
     return array_api_compat.array_namespace(*arrays)
 
 
@@ -21,6 +25,19 @@ def device(x: Array) -> Any:
     if array_api_compat.is_jax_array(x):
         return None
     return array_api_compat.device(x)
+
+
+def take_along_axis(x: Array, index: Array, axis: int) -> Array:
+    """Return `x` gathered along `axis`, as the array API says; PyTorch alone insists on 64-bit indices."""
+    xp = namespace(x)
+    if array_api_compat.is_torch_array(index):
+        index = xp.astype(index, xp.int64, copy=False)
+    return xp.take_along_axis(x, index, axis=axis)
+
+
+def pick(x: Array, ids: Array) -> Array:
+    """Return ``x[b, t, ids[b, t]]``: ``(B, T, V)`` and ``(B, T)`` give ``(B, T)``."""
+    return take_along_axis(x, ids[:, :, None], -1)[:, :, 0]
 
 
 def take_rows(x: Array, index: Array) -> Array:

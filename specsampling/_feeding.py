@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsampling._arrays import move, namespace
+from specsampling._arrays import move, namespace, take_along_axis
 from specsampling._model import Array, Model
 
 __all__ = ["CHUNK", "Fed", "feed", "gather_block"]
@@ -69,5 +69,5 @@ def gather_block(tokens: Array, start: Array, stop: Array, width: int) -> Array:
     """
     xp = namespace(tokens)
     index = start[:, None] + xp.arange(width, dtype=start.dtype)[None, :]
-    held = xp.take_along_axis(tokens, xp.clip(index, 0, tokens.shape[1] - 1), axis=1)
+    held = take_along_axis(tokens, xp.clip(index, 0, tokens.shape[1] - 1), 1)
     return xp.where(index < stop[:, None], held, xp.zeros_like(held))

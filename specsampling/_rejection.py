@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsampling._arrays import device, namespace, take_rows, to_host
+from specsampling._arrays import device, namespace, pick, take_along_axis, take_rows, to_host
 from specsampling._model import Array
 from specsampling._random import Label, Purpose, Randomness
 
@@ -121,13 +121,13 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
     # A slot that holds no proposal, or an id that the target lacks, has probability zero and is rejected with
     # certainty: neither needs a mask of its own further on.
     is_known = (slots[None, :] < num_tokens[:, None]) & (tokens >= 0) & (tokens < target_probs.shape[-1])
-    ids = xp.where(is_known, tokens, xp.zeros_like(tokens))[:, :, None]
-    target_prob = xp.take_along_axis(target_probs[:, :lookahead, :], ids, axis=-1)[:, :, 0]
+    ids = xp.where(is_known, tokens, xp.zeros_like(tokens))
+    target_prob = pick(target_probs[:, :lookahead, :], ids)
     target_prob = xp.where(is_known, target_prob, xp.zeros_like(target_prob))
     if draft_probs is None:
         draft_prob = xp.ones_like(target_prob)
     else:
-        draft_prob = xp.take_along_axis(draft_probs, ids, axis=-1)[:, :, 0]
+        draft_prob = pick(draft_probs, ids)
     is_accepted = randomness.accept(target_prob, draft_prob, Label(Purpose.ACCEPT, 0))
     leading = xp.cumulative_prod(xp.astype(is_accepted, num_tokens.dtype), axis=1)
     num_accepted = xp.sum(leading, axis=1, dtype=num_tokens.dtype)
@@ -135,7 +135,7 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
     weights = take_rows(target_probs, num_accepted)
     rejected_slot = xp.where(num_accepted < lookahead, num_accepted, lookahead - 1)
     if draft_probs is None:
-        rejected = xp.take_along_axis(tokens, rejected_slot[:, None], axis=1)
+        rejected = take_along_axis(tokens, rejected_slot[:, None], 1)
         vocabulary = xp.arange(weights.shape[-1], dtype=tokens.dtype, device=device(tokens))
         residual = xp.where(vocabulary[None, :] == rejected, xp.zeros_like(weights), weights)
     else:

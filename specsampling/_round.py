@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from specsampling._arrays import device, move, namespace, pad_last
+from specsampling._arrays import device, move, namespace, pad_last, pick, take_along_axis
 from specsampling._drafting import Context, Drafter
 from specsampling._model import Array, Model
 from specsampling._random import Randomness
@@ -185,7 +185,7 @@ def decode_round(
         )
     draft_calls = getattr(drafter, "num_calls", 0) - calls_before
 
-    last = ctx.take_along_axis(context.tokens, lengths[:, None] - 1, axis=1)
+    last = take_along_axis(context.tokens, lengths[:, None] - 1, 1)
     last, rolled_back = move(last, carry.like), move(lengths - 1, carry.like)
     tokens, num_tokens = (move(x, carry.like) for x in proposal[:2])
     xp = namespace(last)
@@ -268,7 +268,7 @@ def _overlap(tokens: Array, draft_probs: Array | None, target_probs: Array) -> A
     target_probs = target_probs[:, :-1, :]
     if draft_probs is None:
         ids = xp.clip(tokens, 0, target_probs.shape[-1] - 1)
-        probs = xp.take_along_axis(target_probs, ids[:, :, None], axis=-1)[:, :, 0]
+        probs = pick(target_probs, ids)
         return xp.where(ids == tokens, probs, xp.zeros_like(probs))
     return xp.sum(xp.minimum(target_probs, draft_probs), axis=-1)
 
@@ -277,9 +277,9 @@ def _token_logprobs(scores: Array, tokens: Array, kind: LogprobsKind) -> Array:
     """Return the log-probability of each token ``(B, T)`` under logits or probabilities ``(B, T, V)``."""
     xp = namespace(scores)
     if kind == "processed":
-        return xp.log(xp.take_along_axis(scores, tokens[:, :, None], axis=-1)[:, :, 0])
+        return xp.log(pick(scores, tokens))
     if xp.finfo(scores.dtype).bits < 32:
         scores = xp.astype(scores, xp.float32)
     top = xp.max(scores, axis=-1, keepdims=True)
-    shifted = xp.take_along_axis(scores - top, tokens[:, :, None], axis=-1)[:, :, 0]
+    shifted = pick(scores - top, tokens)
     return shifted - xp.log(xp.sum(xp.exp(scores - top), axis=-1))
