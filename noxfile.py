@@ -100,7 +100,9 @@ def wheel(session: nox.Session) -> None:
     expected = [f"{package}/py.typed" for package in PACKAGES]
     expected += [f"specsampling/_bundled/{pair}/model.safetensors" for pair in ("target", "draft")]
     missing = [name for name in expected if name not in names]
-    strangers = sorted({name.split("/")[0] for name in names} - {*PACKAGES, f"{'-'.join(built.name.split('-')[:2])}.dist-info"})
+    strangers = sorted(
+        {name.split("/")[0] for name in names} - {*PACKAGES, f"{'-'.join(built.name.split('-')[:2])}.dist-info"}
+    )
     if missing or strangers:
         session.error(f"{built.name} lacks {missing} and has {strangers} that do not belong there")
     install_wheel(session)

@@ -1,0 +1,3 @@
+"""The command line, on top of the public API."""
+
+__all__: list[str] = []
