@@ -1,0 +1,259 @@
+"""T1: answer every random decision in every possible way, and so get the exact law of what the decoder puts out."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import array_api_compat
+import numpy as np
+from numpy.typing import NDArray
+
+from specsampling import Decoder, Label, Randomness, RandomSource
+from specsampling_conformance._host import Array, host_copy
+
+__all__ = ["BranchingSource", "ExactLaw", "LabelReusedError", "Scenario", "enumerate_laws"]
+
+Outcome: TypeAlias = tuple[tuple[int, ...], int]
+"""New tokens of a row, and how many rounds they took."""
+
+
+class LabelReusedError(AssertionError):
+    """One row was asked about the same label twice in one round: two decisions would have shared their randomness."""
+
+
+class Scenario(NamedTuple):
+    """One row whose law is wanted.
+
+    Attributes
+    ----------
+    prompt : tuple of int
+        Token ids.
+    max_new_tokens : int
+        The row's limit.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+
+
+class ExactLaw(NamedTuple):
+    """Every outcome of a row with its probability.
+
+    Attributes
+    ----------
+    outcomes : dict
+        Probability of each (tokens, rounds).
+    num_paths : int
+        Ways of answering the decisions that were followed to the end.
+    drift : float
+        Largest relative difference between the probability of a prefix of answers and that of the same prefix replayed
+        in other company: what a row owes to its neighbours.
+    """
+
+    outcomes: dict[Outcome, float]
+    num_paths: int
+    drift: float
+
+    @property
+    def mass(self) -> float:
+        """Sum of all probabilities: one, up to rounding."""
+        return float(sum(self.outcomes.values()))
+
+    @property
+    def tokens(self) -> dict[tuple[int, ...], float]:
+        """Law of the tokens alone."""
+        law: dict[tuple[int, ...], float] = {}
+        for (tokens, _), probability in self.outcomes.items():
+            law[tokens] = law.get(tokens, 0.0) + probability
+        return law
+
+
+@dataclasses.dataclass(slots=True)
+class _Path:
+    """A way of answering: what is decided already, and where a row that follows it stands.
+
+    `answers` grows as the row meets new questions, each with a sibling path left behind for every other answer.
+    """
+
+    answers: list[int]
+    probability_at: float = 1.0  # of the answers it began with, as the run that left it behind saw it
+    counts: bool = True
+    position: int = 0
+    probability: float = 1.0
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_given = len(self.answers)
+
+    num_given: int = dataclasses.field(init=False, default=0)
+
+
+class BranchingSource(RandomSource):
+    """Answers every decision of every row by following that row's path, and leaves the other answers for later.
+
+    Parameters
+    ----------
+    every_column : bool, default: False
+        Branch in the accept decisions after a row's first rejection too. They cannot matter to a sampler that stops
+        there, and multiply the paths of one that does not.
+    """
+
+    def __init__(self, *, every_column: bool = False) -> None:
+        self.every_column = every_column
+        self.pending: list[list[_Path]] = []
+        self.paths: dict[int, _Path] = {}
+        self.scenario_of: dict[int, int] = {}
+        self.active: set[int] = set()
+        self.drift = 0.0
+
+    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> Randomness:
+        """Begin a round; rows that are not active (finished, but still in the batch) are answered without branching."""
+        rows = [int(row) for row in row_ids]
+        for row in rows:
+            if row in self.active:
+                self.paths[row].rounds += 1
+        return _BranchingRound(self, rows)
+
+    def decide(self, row: int, probabilities: Sequence[float]) -> int:
+        """Return this row's answer to a question with these probabilities, which need not sum to one."""
+        total = float(sum(probabilities))
+        if row not in self.active or not total > 0:
+            return max(range(len(probabilities)), key=lambda answer: probabilities[answer])
+        path = self.paths[row]
+        possible = [answer for answer, probability in enumerate(probabilities) if probability > 0]
+        if path.position < len(path.answers):
+            answer = path.answers[path.position]
+        else:
+            answer = possible[0]
+            if path.counts:
+                for other in possible[1:]:
+                    probability_at = path.probability * probabilities[other] / total
+                    sibling = _Path([*path.answers, other], probability_at)
+                    self.pending[self.scenario_of[row]].append(sibling)
+            path.answers.append(answer)
+        path.position += 1
+        path.probability *= probabilities[answer] / total
+        if path.position == path.num_given and path.counts:
+            self.drift = max(self.drift, abs(path.probability / path.probability_at - 1))
+        return answer
+
+
+class _BranchingRound(Randomness):
+    def __init__(self, source: BranchingSource, rows: list[int]) -> None:
+        self._source = source
+        self._rows = rows
+        self._asked: set[Label] = set()
+
+    def accept(self, numerator: Array, denominator: Array, label: Label) -> Array:
+        """Decide each column in turn."""
+        answers = self.host_accept(host_copy(numerator), host_copy(denominator), label)
+        return _beside(answers, numerator)
+
+    def categorical(self, weights: Array, label: Label) -> Array:
+        """Decide each row."""
+        return _beside(self.host_categorical(host_copy(weights), label), weights)
+
+    def host_accept(self, numerator: NDArray[Any], denominator: NDArray[Any], label: Label) -> NDArray[np.bool_]:
+        """Decide on host arrays; a compiled round calls back here."""
+        self._audit(label, numerator.shape[1])
+        answers = np.zeros(numerator.shape, dtype=np.bool_)
+        for index, row in enumerate(self._rows):
+            for column, (p, q) in enumerate(zip(numerator[index], denominator[index], strict=True)):
+                chance = 0.0 if not p > 0 else 1.0 if p >= q else float(p / q)
+                answers[index, column] = self._source.decide(row, (1.0 - chance, chance)) == 1
+                if not answers[index, column] and not self._source.every_column:
+                    break
+        return answers
+
+    def host_categorical(self, weights: NDArray[Any], label: Label) -> NDArray[np.int32]:
+        """Decide on host arrays; a compiled round calls back here."""
+        self._audit(label, 1)
+        return np.array(
+            [self._source.decide(row, weights[index].tolist()) for index, row in enumerate(self._rows)], dtype=np.int32
+        )
+
+    def _audit(self, label: Label, num_slots: int) -> None:
+        for slot in range(label.slot, label.slot + num_slots):
+            asked = Label(label.purpose, slot)
+            if asked in self._asked:
+                raise LabelReusedError(f"label {asked} was asked twice in one round")
+            self._asked.add(asked)
+
+
+def _beside(answers: NDArray[Any], like: Array) -> Array:
+    """Return host answers in the namespace and on the device of the question."""
+    if isinstance(like, np.ndarray):
+        return answers
+    xp = array_api_compat.array_namespace(like)
+    if array_api_compat.is_jax_array(like):
+        return xp.asarray(answers)
+    return xp.asarray(answers, device=array_api_compat.device(like))
+
+
+def enumerate_laws(
+    make_decoder: Callable[[RandomSource], Decoder],
+    scenarios: Sequence[Scenario],
+    *,
+    schedule: Sequence[int] = (2,),
+    batch_size: int = 192,
+    every_column: bool = False,
+) -> list[ExactLaw]:
+    """Return the exact law of (tokens, rounds) that a decoder puts out, for each scenario.
+
+    The rows of a batch are different ways of answering; row r is one of scenario ``r % len(scenarios)``, so that all
+    scenarios keep company in every run. A row that has nothing left to explore follows its first path again and is not
+    counted.
+
+    Parameters
+    ----------
+    make_decoder : callable
+        Builds the decoder around a `RandomSource`. Per-row settings, if it has any, are for `batch_size` rows.
+    scenarios : sequence of Scenario
+        What the rows begin with.
+    schedule : sequence of int
+        K of each round, repeated. At a fixed K a stale cache is invisible, because the next block overwrites it.
+    batch_size : int
+        Rows per run; rounded up to a multiple of the number of scenarios by the caller where settings are per row.
+    every_column : bool, default: False
+        See `BranchingSource`.
+
+    Returns
+    -------
+    list of ExactLaw
+        One per scenario.
+
+    Raises
+    ------
+    LabelReusedError
+        If one decision was asked for twice in a round.
+    """
+    source = BranchingSource(every_column=every_column)
+    decoder = make_decoder(source)
+    source.pending = [[_Path([])] for _ in scenarios]
+    outcomes: list[dict[Outcome, float]] = [{} for _ in scenarios]
+    num_paths = [0] * len(scenarios)
+    while any(source.pending):
+        source.paths, source.scenario_of = {}, {}
+        for row in range(batch_size):
+            number = row % len(scenarios)
+            queue = source.pending[number]
+            source.scenario_of[row] = number
+            source.paths[row] = queue.pop() if queue else _Path([], counts=False)
+        chosen = [scenarios[source.scenario_of[row]] for row in range(batch_size)]
+        state = decoder.init(
+            [scenario.prompt for scenario in chosen],
+            max_new_tokens=[scenario.max_new_tokens for scenario in chosen],
+            max_lookahead=max(schedule),
+        )
+        step = 0
+        while not state.is_done:
+            source.active = set(np.nonzero(state.finished == 0)[0].tolist())
+            state, _ = decoder.step(state, lookahead=schedule[step % len(schedule)])
+            step += 1
+        for row, path in source.paths.items():
+            if path.counts:
+                number = source.scenario_of[row]
+                outcome = (tuple(state.new_tokens(row)), path.rounds)
+                outcomes[number][outcome] = outcomes[number].get(outcome, 0.0) + path.probability
+                num_paths[number] += 1
+    return [ExactLaw(law, paths, source.drift) for law, paths in zip(outcomes, num_paths, strict=True)]

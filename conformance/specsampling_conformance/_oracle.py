@@ -1,0 +1,145 @@
+"""What the law should be: a plain reading of the paper, in float64, over one-token scores of the models themselves."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsampling import Model
+from specsampling_conformance._host import host_copy
+
+__all__ = ["NextTokenLaw", "lookup_proposal", "one_token_law", "outcome_law", "reference_probs", "total_variation"]
+
+NextTokenLaw: TypeAlias = Callable[[tuple[int, ...]], NDArray[np.float64]]
+"""From a text (prompt included) to the law of the token after it, ``(V,)`` in float64."""
+
+Proposer: TypeAlias = Callable[[tuple[int, ...], int], tuple[int, ...]]
+"""From a text and K to the tokens that a drafter chooses (point masses)."""
+
+
+def reference_probs(
+    logits: NDArray[np.float64],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> NDArray[np.float64]:
+    """Return the law of one row of logits ``(V,)`` under sampling settings, by sorting, in float64.
+
+    Order: temperature, top-k, top-p, min-p; ties are kept. Temperature 0 is the lowest id of the largest logit.
+    """
+    if temperature == 0:
+        return np.eye(logits.size)[int(np.argmax(logits))]
+    scaled = (logits - logits.max()) / temperature
+    keep = np.isfinite(scaled)
+    if top_k is not None and top_k < logits.size:
+        keep &= scaled >= np.sort(scaled)[-top_k]
+    probs = _normalised(scaled, keep)
+    if top_p is not None and top_p < 1:
+        descending = np.sort(probs)[::-1]
+        last = int(np.argmax(np.cumsum(descending) >= top_p - 1e-12))
+        keep &= probs >= descending[last]
+        probs = _normalised(scaled, keep)
+    if min_p is not None:
+        keep &= probs >= min_p * probs.max()
+        probs = _normalised(scaled, keep)
+    return probs
+
+
+def _normalised(scaled: NDArray[np.float64], keep: NDArray[np.bool_]) -> NDArray[np.float64]:
+    weights = np.where(keep, np.exp(np.where(keep, scaled, 0.0)), 0.0)
+    result: NDArray[np.float64] = weights / weights.sum()
+    return result
+
+
+def one_token_law(model: Model[Any], **settings: Any) -> NextTokenLaw:
+    """Return a model's law under sampling settings, from scores of one token at a time in a cache of its own.
+
+    Texts are remembered, so each is scored once, in a batch of one that starts from an empty cache.
+    """
+    known: dict[tuple[int, ...], NDArray[np.float64]] = {}
+
+    def law(text: tuple[int, ...]) -> NDArray[np.float64]:
+        if text not in known:
+            cache = model.init_cache(1, len(text))
+            for token in text:
+                logits, cache = model.score(cache, np.array([[token]], dtype=np.int32))
+            known[text] = reference_probs(host_copy(logits)[0, -1], **settings)
+        return known[text]
+
+    return law
+
+
+def lookup_proposal(text: tuple[int, ...], lookahead: int, max_ngram: int = 3, min_ngram: int = 1) -> tuple[int, ...]:
+    """Return what prompt lookup proposes, by searching the whole text anew."""
+    for size in range(min(max_ngram, len(text) - 1), min_ngram - 1, -1):
+        for end in range(len(text) - 1, size - 1, -1):
+            if text[end - size : end] == text[len(text) - size :]:
+                continued = list(text)
+                for offset in range(lookahead):
+                    continued.append(continued[end + offset])
+                return tuple(continued[len(text) :])
+    return ()
+
+
+def outcome_law(
+    target: NextTokenLaw,
+    draft: NextTokenLaw | None,
+    prompt: tuple[int, ...],
+    *,
+    max_new_tokens: int,
+    schedule: Sequence[int] = (2,),
+    end_tokens: Sequence[int] = (),
+    propose: Proposer | None = None,
+) -> dict[tuple[tuple[int, ...], int], float]:
+    """Return the law of (tokens, rounds) of speculative sampling, as the paper's Algorithm 2 has it.
+
+    Drawn proposals come from `draft`, chosen ones from `propose`, none from neither. In slot t a token x is emitted
+    from the draft with probability min(p(x), q(x)), and the round ends there with max(0, p(x) - q(x)): no uniform is
+    needed to say so.
+    """
+    result: dict[tuple[tuple[int, ...], int], float] = {}
+
+    def emit(new: tuple[int, ...], rounds: int, mass: float, proposals: tuple[int, ...] | int) -> None:
+        """Continue with `proposals` (chosen tokens, or how many are to be drawn) left in the round."""
+        if mass <= 0:
+            return
+        if len(new) == max_new_tokens or (new and new[-1] in end_tokens):
+            result[new, rounds] = result.get((new, rounds), 0.0) + mass
+        elif proposals is None:
+            begin(new, rounds, mass)
+        else:
+            slot(new, rounds, mass, proposals)
+
+    def begin(new: tuple[int, ...], rounds: int, mass: float) -> None:
+        lookahead = min(schedule[rounds % len(schedule)], max_new_tokens - len(new) - 1)
+        if propose is not None:
+            slot(new, rounds + 1, mass, propose((*prompt, *new), lookahead)[:lookahead])
+        else:
+            slot(new, rounds + 1, mass, 0 if draft is None else lookahead)
+
+    def slot(new: tuple[int, ...], rounds: int, mass: float, proposals: tuple[int, ...] | int) -> None:
+        text = (*prompt, *new)
+        p = target(text)
+        over: Any = None
+        if isinstance(proposals, int):
+            kept = np.minimum(p, draft(text)) if proposals and draft is not None else np.zeros_like(p)
+            rest: tuple[int, ...] | int = proposals - 1
+        else:
+            kept = np.zeros_like(p)
+            if proposals:
+                kept[proposals[0]] = p[proposals[0]]
+            rest = proposals[1:]
+        for token, probability in enumerate(p):
+            emit((*new, token), rounds, mass * kept[token], rest)
+            emit((*new, token), rounds, mass * (probability - kept[token]), over)
+
+    emit((), 0, 1.0, None)  # type: ignore[arg-type]
+    return result
+
+
+def total_variation(first: dict[Any, float], second: dict[Any, float]) -> float:
+    """Return half the sum of absolute differences of two laws."""
+    return 0.5 * sum(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in {*first, *second})
