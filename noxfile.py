@@ -90,7 +90,7 @@ def typing(session: nox.Session) -> None:
 
 @nox.session
 def wheel(session: nox.Session) -> None:
-    """Build the sdist, the wheel from it, check what is inside and run the README's command; sessions test this wheel."""
+    """Build the sdist and, from it, the wheel that other sessions test; look inside and run the README's command."""
     install(session, groups=("package",))
     shutil.rmtree(DIST, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(DIST), str(ROOT), silent=True)

@@ -15,8 +15,8 @@ from specsampling._registry import available_backends
 __all__ = ["main"]
 
 # As shells report a program that a signal ended.
-INTERRUPTED = 130
-BROKEN_PIPE = 141
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(arguments)
     except KeyboardInterrupt:
         print("\nspecsampling: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _INTERRUPTED
     except BrokenPipeError:
         # The reader has left. Python flushes stdout once more at exit, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return _BROKEN_PIPE
     except (SpecSamplingError, ValueError, TypeError, OSError) as error:
         message = " ".join(str(error).split())
         print(f"specsampling: error: {message}", file=sys.stderr)

@@ -15,14 +15,14 @@ from specsampling._model import Model
 
 __all__ = ["BackendStatus", "available_backends", "load_model"]
 
-GROUP = "specsampling.backends"
+_GROUP = "specsampling.backends"
 
 # What each first-party adapter imports besides the base dependencies; the extra that installs it has its name.
-FIRST_PARTY: dict[str, tuple[str, ...]] = {
+_FIRST_PARTY: dict[str, tuple[str, ...]] = {
     "numpy": (),
 }
 
-Loader: TypeAlias = Callable[..., Model[Any]]
+_Loader: TypeAlias = Callable[..., Model[Any]]
 
 
 class BackendStatus(NamedTuple):
@@ -122,7 +122,7 @@ def available_backends() -> tuple[BackendStatus, ...]:
 def _entries() -> dict[str, dict[str, EntryPoint]]:
     """Return, by name, the entry points that differ in value; more than one is a clash."""
     entries: dict[str, dict[str, EntryPoint]] = {}
-    for entry in entry_points(group=GROUP):
+    for entry in entry_points(group=_GROUP):
         entries.setdefault(entry.name, {})[entry.value] = entry
     return entries
 
@@ -130,7 +130,7 @@ def _entries() -> dict[str, dict[str, EntryPoint]]:
 def _status(name: str, targets: dict[str, EntryPoint]) -> BackendStatus:
     shown = ", ".join(sorted(targets))
     try:
-        if name in FIRST_PARTY and len(targets) == 1:
+        if name in _FIRST_PARTY and len(targets) == 1:
             _check_requirements(name)
         else:
             _loader(name, targets)
@@ -139,24 +139,24 @@ def _status(name: str, targets: dict[str, EntryPoint]) -> BackendStatus:
     return BackendStatus(name, installed=True, target=shown, reason="")
 
 
-def _loader(name: str, targets: dict[str, EntryPoint]) -> Loader:
+def _loader(name: str, targets: dict[str, EntryPoint]) -> _Loader:
     if len(targets) > 1:
         raise BackendError(
             f"backend `{name}` is registered more than once ({', '.join(sorted(targets))}): "
             "uninstall the distributions that are not wanted"
         )
-    if name in FIRST_PARTY:
+    if name in _FIRST_PARTY:
         _check_requirements(name)
     (entry,) = targets.values()
     try:
-        loader: Loader = entry.load()
+        loader: _Loader = entry.load()
     except (ImportError, AttributeError) as error:
         raise BackendNotInstalledError(f"backend `{name}` ({entry.value}) cannot be imported: {error}") from error
     return loader
 
 
 def _check_requirements(name: str) -> None:
-    for package in FIRST_PARTY[name]:
+    for package in _FIRST_PARTY[name]:
         if importlib.util.find_spec(package) is None:
             raise BackendNotInstalledError(
                 f"backend `{name}` needs the package `{package}`: pip install specsampling[{name}]", name=package

@@ -6,11 +6,11 @@ from typing import NoReturn
 
 __all__ = ["build_parser"]
 
-DESCRIPTION = (
+_DESCRIPTION = (
     "Speculative sampling: a cheap draft proposes tokens, the target checks them, and the law is the target's."
 )
 
-EXAMPLES = """\
+_EXAMPLES = """\
 examples:
   specsampling generate "ROMEO:"
   specsampling generate "ROMEO:" --temperature 0.8 --top-p 0.9 --stats --compare
@@ -18,7 +18,7 @@ examples:
 """
 
 
-class Parser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """A parser that complains in one line."""
 
     def error(self, message: str) -> NoReturn:
@@ -28,14 +28,14 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of ``specsampling``."""
-    parser = Parser(prog="specsampling", description=DESCRIPTION)
+    parser = _Parser(prog="specsampling", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"specsampling {version('specsampling')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     generate = commands.add_parser(
         "generate",
         help="continue a prompt",
         description="Continue a prompt, printing text as it is committed.",
-        epilog=EXAMPLES,
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_models(generate)

@@ -12,17 +12,17 @@ Kind = Literal["accepted", "replacement", "bonus", "plain"]
 which nothing was proposed."""
 
 # Bold besides colour, so that the kinds differ for readers who do not tell these colours apart.
-STYLES: dict[str, str] = {
+_STYLES: dict[str, str] = {
     "accepted": "\x1b[32m",
     "replacement": "\x1b[1;35m",
     "bonus": "\x1b[1;36m",
     "plain": "",
     "prompt": "\x1b[2m",
 }
-RESET = "\x1b[0m"
+_RESET = "\x1b[0m"
 
 # A terminal obeys control characters and a model may emit any.
-CONTROLS = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
+_CONTROLS = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
 
 
 def kinds_of(num_emitted: int, num_accepted: int, num_proposed: int) -> list[Kind]:
@@ -48,7 +48,7 @@ def kinds_of(num_emitted: int, num_accepted: int, num_proposed: int) -> list[Kin
 
 
 def wants_color(stream: TextIO, choice: str) -> bool:
-    """Say whether to colour what goes to `stream`: as chosen, as NO_COLOR and FORCE_COLOR say, or if it is a terminal."""
+    """Say whether to colour what goes to `stream`: as chosen, as NO_COLOR or FORCE_COLOR says, else on a terminal."""
     if choice != "auto":
         return choice == "always"
     if os.environ.get("NO_COLOR"):
@@ -76,9 +76,9 @@ class Palette:
     def __call__(self, kind: str, text: str) -> str:
         """Return `text` in the style of `kind`, harmless for a terminal."""
         if self._is_terminal:
-            text = text.translate(CONTROLS)
-        style = STYLES[kind]
-        return f"{style}{text}{RESET}" if self._has_color and style and text else text
+            text = text.translate(_CONTROLS)
+        style = _STYLES[kind]
+        return f"{style}{text}{_RESET}" if self._has_color and style and text else text
 
     def legend(self) -> str:
         """Return the names of the kinds in their colours, or nothing without colours."""

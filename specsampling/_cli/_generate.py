@@ -21,13 +21,13 @@ from specsampling._registry import load_model
 from specsampling._results import Generation, RoundInfo
 from specsampling._sampling import Sampling
 
-__all__ = ["run"]
+__all__ = ["Task", "decode", "prepare", "report", "run"]
 
-DEFAULT_PROMPT = "ROMEO:"
-DEFAULT_MAX_NEW_TOKENS = 256
+_DEFAULT_PROMPT = "ROMEO:"
+_DEFAULT_MAX_NEW_TOKENS = 256
 
 # Seeds that every JSON reader keeps exact, those that know no integers included.
-SEED_BITS = 53
+_SEED_BITS = 53
 
 
 class Task(NamedTuple):
@@ -91,7 +91,7 @@ def prepare(arguments: Namespace) -> Task:
     draft = arguments.draft or ("lookup" if arguments.target else str(bundled("draft")))
     if arguments.compare and draft == "none":
         raise ValueError("`--compare` needs a draft to compare with plain decoding, got --draft none")
-    seed = secrets.randbits(SEED_BITS) if arguments.seed is None else arguments.seed
+    seed = secrets.randbits(_SEED_BITS) if arguments.seed is None else arguments.seed
     checkpoint = Path(arguments.target) if arguments.target else bundled("target")
     target = _load("target", arguments.backend, checkpoint, arguments)
     drafter: Any = None
@@ -115,7 +115,7 @@ def prepare(arguments: Namespace) -> Task:
     }
     if arguments.max_new_tokens is None:
         room = getattr(target, "max_length", None)
-        left = DEFAULT_MAX_NEW_TOKENS if room is None else min(DEFAULT_MAX_NEW_TOKENS, room - len(prompt_ids))
+        left = _DEFAULT_MAX_NEW_TOKENS if room is None else min(_DEFAULT_MAX_NEW_TOKENS, room - len(prompt_ids))
         if left < 1:
             raise ValueError(
                 f"`PROMPT` must be shorter than the target's context of {room} tokens, got {len(prompt_ids)} tokens"
@@ -217,8 +217,8 @@ def _prompt(argument: str | None) -> str:
     piped = sys.stdin is not None and not sys.stdin.isatty()
     if argument == "-" or (argument is None and piped):
         text = sys.stdin.buffer.read().decode("utf-8", errors="surrogateescape")
-        return text if text or argument == "-" else DEFAULT_PROMPT
-    return DEFAULT_PROMPT if argument is None else argument
+        return text if text or argument == "-" else _DEFAULT_PROMPT
+    return _DEFAULT_PROMPT if argument is None else argument
 
 
 def _kinds(info: RoundInfo) -> list[Kind]:

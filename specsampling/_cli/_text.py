@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 __all__ = ["TextStream", "Tokenizer", "end_tokens", "load_tokenizer"]
 
-NUM_BYTES = 256
+_NUM_BYTES = 256
 
 # Decoding starts this many ids before the new ones: some tokenizers drop the space in front of the first id they see.
-NUM_CONTEXT_IDS = 8
+_NUM_CONTEXT_IDS = 8
 
 
 class Tokenizer(NamedTuple):
@@ -45,11 +45,11 @@ def load_tokenizer(checkpoint: Path, vocab_size: int) -> Tokenizer:
     path = _folder(checkpoint) / "tokenizer.json"
     if path.is_file():
         return _tokenizer_from_file(path)
-    if vocab_size == NUM_BYTES:
+    if vocab_size == _NUM_BYTES:
         return Tokenizer("bytes", _encode_bytes, _encode_bytes, _decode_bytes)
     raise ValueError(
         f"`{checkpoint}` has {vocab_size} token ids and no tokenizer.json: text needs one "
-        f"(without one only models of {NUM_BYTES} ids work, whose ids are bytes)"
+        f"(without one only models of {_NUM_BYTES} ids work, whose ids are bytes)"
     )
 
 
@@ -107,7 +107,7 @@ class TextStream:
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._ids = list(prompt[-NUM_CONTEXT_IDS:])
+        self._ids = list(prompt[-_NUM_CONTEXT_IDS:])
         self._num_read = len(self._ids)
 
     def push(self, token: int) -> str:
@@ -124,7 +124,7 @@ class TextStream:
         text = self._decode(self._ids)
         if complete_only and text.endswith("\ufffd"):
             return ""
-        self._ids = self._ids[-NUM_CONTEXT_IDS:]
+        self._ids = self._ids[-_NUM_CONTEXT_IDS:]
         self._num_read = len(self._ids)
         return text[len(known) :]
 

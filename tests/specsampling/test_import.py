@@ -1,0 +1,146 @@
+import ast
+import importlib
+import importlib.metadata
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import specsampling
+import specsampling_conformance
+import specsampling_numpy
+
+PACKAGES = {module.__name__: Path(str(module.__file__)).parent for module in (
+    specsampling, specsampling_numpy, specsampling_conformance)}  # fmt: skip
+
+# The names of DESIGN's contract, written down once more: one that goes missing is a broken promise.
+CONTRACT = """
+    BackendError BackendNotInstalledError CONTRACT_VERSION CacheError Capabilities CapabilityError Context
+    CounterSource Decoder Drafter Generation Label Model ModelDrafter NonFiniteLogitsError PromptLookup Proposal
+    RandomSource Randomness RoundInfo Sampling SpecSamplingError Stats UnknownBackendError Verdict available_backends
+    bundled check_compatibility decode_round generate load_model stream to_probs verify
+"""
+
+
+def sources():
+    return [
+        pytest.param(path, id=f"{name}/{path.relative_to(folder)}")
+        for name, folder in PACKAGES.items()
+        for path in sorted(folder.rglob("*.py"))
+    ]
+
+
+def in_a_new_process(code):
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def test_importing_the_core_brings_in_no_more_than_numpy_and_the_array_api_packages():
+    # What those import on their own account (NumPy has lazy corners) is theirs.
+    found = in_a_new_process(
+        "import sys, json; import array_api_compat.numpy, array_api_extra; before = set(sys.modules);"
+        "import specsampling; print(json.dumps(sorted({name.partition('.')[0] for name in set(sys.modules) - before})))"
+    )
+    assert set(found) - {"numpy", "array_api_compat", "array_api_extra"} - sys.stdlib_module_names == {"specsampling"}
+
+
+def test_array_packages_import_no_framework():
+    found = in_a_new_process("import sys, json; import specsampling; print(json.dumps(list(sys.modules)))")
+    assert not {"torch", "jax", "onnxruntime", "transformers", "safetensors", "specsampling_numpy"} & set(found)
+
+
+def test_importing_the_core_does_not_touch_the_command_line():
+    loaded = in_a_new_process(
+        "import sys, json; import specsampling;"
+        "print(json.dumps([name for name in sys.modules if name.startswith('specsampling')]))"
+    )
+    assert not {"specsampling.__main__", "specsampling._cli"} & set(loaded)
+
+
+def test_importing_the_core_takes_under_300_ms_beyond_numpy():
+    code = (
+        "import json, time; import numpy; start = time.perf_counter(); import specsampling;"
+        "print(json.dumps(time.perf_counter() - start))"
+    )
+    # Best of several: a busy machine can make any one of them slow.
+    assert min(in_a_new_process(code) for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("path", sources())
+def test_all_is_explicit_sorted_and_complete(path):
+    names = declared_all(path)
+    assert names is not None, "no __all__"
+    assert names == sorted(set(names))
+    assert not [name for name in names if name.startswith("_")]
+    assert set(names) == public_names(path)
+
+
+def declared_all(path):
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == "__all__":
+            return ast.literal_eval(node.value)
+    return None
+
+
+def public_names(path):
+    """Names that a module defines without an underscore, type variables apart; a package's imports from itself too."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and not _is_type_variable(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.ImportFrom) and path.name == "__init__.py":
+            names |= {alias.asname or alias.name for alias in node.names if node.level or _is_own(node.module)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def _is_type_variable(value):
+    return isinstance(value, ast.Call) and getattr(value.func, "id", None) == "TypeVar"
+
+
+def _is_own(module):
+    return str(module).partition(".")[0] in PACKAGES
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_there(package):
+    module = importlib.import_module(package)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    for info in pkgutil.iter_modules(module.__path__, prefix=f"{package}."):
+        if not info.name.endswith("__main__"):
+            submodule = importlib.import_module(info.name)
+            assert [name for name in submodule.__all__ if not hasattr(submodule, name)] == []
+
+
+def test_the_contract_is_importable_from_the_top():
+    assert set(CONTRACT.split()) <= set(specsampling.__all__)
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if not str(p.id).startswith("specsampling/")])
+def test_adapters_and_suite_use_only_public_names_of_the_core(path):
+    """Imports and attribute access alike."""
+    strangers = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            strangers += [alias.name for alias in node.names if alias.name.startswith("specsampling.")]
+        elif isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "specsampling":
+            used = [alias.name for alias in node.names if alias.name not in specsampling.__all__]
+            strangers += [f"{node.module}: {used}"] if used or node.module != "specsampling" else []
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "specsampling":
+            strangers += [node.attr] if node.attr not in specsampling.__all__ else []
+    assert strangers == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_say_that_they_are_typed(package):
+    assert (PACKAGES[package] / "py.typed").is_file()
+
+
+def test_the_version_is_the_distributions():
+    assert specsampling.__version__ == importlib.metadata.version("specsampling")
