@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._evalue import ALPHA, CONCENTRATIONS, log_e_value, log_gamma, log_sum_exp
+from specsampling_conformance._evalue import ALPHA, CONCENTRATIONS, log_e_value, log_gamma, log_sum_exp
 
 __all__ = ["BETA", "Rates", "certified_tv", "certify", "least_detectable", "power", "rejection_rates"]
 

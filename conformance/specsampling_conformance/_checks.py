@@ -1,0 +1,355 @@
+"""What a check is, what it is run against, and what it leaves behind.
+
+A check is a function of a :class:`Subject` registered under a stable dotted id together with one sentence, the clause
+of the contract that it enforces. It returns what it measured, or raises :class:`CheckFailure` (the adapter is wrong) or
+:class:`NotApplicable` (the clause says nothing about this adapter). Everything else that comes out of it is the
+adapter's doing too, and is reported as a failure: :func:`run_check` never raises for an adapter's fault.
+"""
+
+import dataclasses
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from specsampling import Capabilities, Model
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "CheckFailure",
+    "CheckResult",
+    "Effort",
+    "Loader",
+    "Measured",
+    "NotApplicable",
+    "Subject",
+    "check",
+    "checks_for",
+    "run_check",
+]
+
+Loader: TypeAlias = Callable[[Path, str], Model[Any]]
+"""A callable ``load(checkpoint, dtype) -> Model``."""
+
+
+class NotApplicable(Exception):  # noqa: N818 - a verdict and not an error
+    """The clause says nothing about this adapter; the message says why."""
+
+
+class CheckFailure(AssertionError):
+    """An adapter broke a clause.
+
+    Attributes
+    ----------
+    summary : str
+        What went wrong, in one line.
+    expected : str
+        What was expected, and where it comes from.
+    worst : tuple of str
+        The worst cells, worst first.
+    calls : tuple of str
+        The calls that show it, as a person would write them down.
+    setting : str
+        What the calls start from, such as ``"B=2, capacity=8"``.
+    """
+
+    def __init__(
+        self,
+        summary: str,
+        *,
+        expected: str = "",
+        worst: Iterable[str] = (),
+        calls: Iterable[str] = (),
+        setting: str = "",
+    ) -> None:
+        self.summary, self.expected = summary, expected
+        self.worst, self.calls, self.setting = tuple(worst), tuple(calls), setting
+        super().__init__(self.diagnosis)
+
+    @property
+    def diagnosis(self) -> str:
+        """The whole message: the calls and what came of them, what was expected, and the worst cells."""
+        story = f"{'; '.join(self.calls)} -> {self.summary}" if self.calls else self.summary
+        lines = [f"{self.setting}: {story}" if self.setting else story]
+        if self.expected:
+            lines.append(f"expected: {self.expected}")
+        lines.extend(self.worst)
+        return "\n".join(lines)
+
+
+class Measured(NamedTuple):
+    """What a check that passed has measured; a field is None where the check does not measure it.
+
+    Attributes
+    ----------
+    exact_tv : float or None
+        Total variation between an enumerated law and the law it should be.
+    tolerance : float or None
+        The bound that `exact_tv`, or the difference a T0 check looks at, had to keep.
+    ln_e : float or None
+        Logarithm of the e-value of a sampled check.
+    n : int or None
+        Samples drawn.
+    certified_tv : float or None
+        Total variation that the samples certify.
+    values : mapping of str to anything JSON can hold
+        Whatever else the report shows, such as ``{"delta": 3e-7}``.
+    """
+
+    exact_tv: float | None = None
+    tolerance: float | None = None
+    ln_e: float | None = None
+    n: int | None = None
+    certified_tv: float | None = None
+    values: Mapping[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How hard the randomised parts of a check try.
+
+    Attributes
+    ----------
+    examples : int
+        Random call sequences tried by the state machine.
+    steps : int
+        Most calls in one of them.
+    shrink : bool
+        Whether a failing sequence is made as short as possible; not for failures that were expected.
+    """
+
+    examples: int = 25
+    steps: int = 8
+    shrink: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One adapter in one dtype, as the checks see it.
+
+    Attributes
+    ----------
+    load : callable
+        ``load(checkpoint, dtype) -> Model``. It may ignore the checkpoint and return any model.
+    capabilities : Capabilities
+        What the adapter declares.
+    checkpoint : Path
+        Directory of a tiny checkpoint.
+    dtype : str
+        Dtype to load it in.
+    seed : int
+        Seed of everything random in the run.
+    effort : Effort
+        How hard to try.
+    backend : str or None
+        Name of the adapter's entry point, where it has one: a fresh process can then load it too.
+    device : str or None
+        Device that the entry point is asked for.
+    """
+
+    load: Loader
+    capabilities: Capabilities
+    checkpoint: Path
+    dtype: str
+    seed: int = 0
+    effort: Effort = dataclasses.field(default_factory=Effort)
+    backend: str | None = None
+    device: str | None = None
+    _models: dict[tuple[Path, str], Model[Any]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def model(self, checkpoint: Path | None = None) -> Model[Any]:
+        """Return the adapter's model of a checkpoint, loaded once."""
+        path = self.checkpoint if checkpoint is None else checkpoint
+        key = (path, self.dtype)
+        if key not in self._models:
+            self._models[key] = self.load(path, self.dtype)
+        return self._models[key]
+
+    def check_seed(self, check_id: str) -> int:
+        """Return the seed of one check: it does not depend on which other checks run."""
+        return int(np.random.SeedSequence([self.seed, zlib.crc32(check_id.encode())]).generate_state(1)[0])
+
+    def rng(self, check_id: str) -> np.random.Generator:
+        """Return the generator of one check."""
+        return np.random.default_rng(self.check_seed(check_id))
+
+    def at(self, dtype: str) -> "Subject":
+        """Return the same adapter in another dtype."""
+        return dataclasses.replace(self, dtype=dtype)
+
+    def with_effort(self, effort: Effort) -> "Subject":
+        """Return the same adapter, tried more or less hard."""
+        return dataclasses.replace(self, effort=effort)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A registered check.
+
+    Attributes
+    ----------
+    id : str
+        Stable dotted id, ``T0.rollback.to_zero``: tier, subject, claim.
+    clause : str
+        The contract in one sentence; docs/contract.md is made of these.
+    requires : tuple of str
+        Boolean capabilities that must be declared; with a leading ``!``, that must be declared absent. ``rows`` asks
+        for batches of at least two, ``!max_batch_size`` for an adapter with no limit and ``max_batch_size`` for one.
+    run : callable
+        The function.
+    """
+
+    id: str
+    clause: str
+    requires: tuple[str, ...]
+    run: Callable[[Subject], Measured | None]
+
+    @property
+    def tier(self) -> str:
+        """``T0`` … ``T3``."""
+        return self.id.partition(".")[0]
+
+    def applies(self, capabilities: Capabilities) -> bool:
+        """Whether the check belongs to the manifest of adapters with these capabilities."""
+        return all(_declared(capabilities, name.removeprefix("!")) != name.startswith("!") for name in self.requires)
+
+
+def _declared(capabilities: Capabilities, name: str) -> bool:
+    if name == "rows":
+        return capabilities.max_batch_size is None or capabilities.max_batch_size >= 2
+    if name == "max_batch_size":
+        return capabilities.max_batch_size is not None
+    return bool(getattr(capabilities, name))
+
+
+CHECKS: dict[str, Check] = {}
+"""Every check by its id, in the order of the contract."""
+
+
+def check(
+    check_id: str, clause: str, *, requires: tuple[str, ...] = ()
+) -> Callable[[Callable[[Subject], Measured | None]], Callable[[Subject], Measured | None]]:
+    """Register a function of a :class:`Subject` as a check."""
+
+    def register(function: Callable[[Subject], Measured | None]) -> Callable[[Subject], Measured | None]:
+        if check_id in CHECKS:
+            raise ValueError(f"`check_id` must be new, got {check_id!r}")
+        CHECKS[check_id] = Check(id=check_id, clause=clause, requires=requires, run=function)
+        return function
+
+    return register
+
+
+def checks_for(capabilities: Capabilities, tiers: Iterable[str]) -> list[Check]:
+    """Return the checks of these tiers that apply to an adapter with these capabilities, in order."""
+    wanted = set(tiers)
+    return [entry for entry in CHECKS.values() if entry.tier in wanted and entry.applies(capabilities)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """What a check left behind; one object of the report's ``checks``.
+
+    Attributes
+    ----------
+    id, clause : str
+        Of the check.
+    status : str
+        ``passed``, ``failed``, ``expected-failure``, ``not-applicable`` or ``not-run``.
+    seed : int
+        Seed of the run; with it the check repeats.
+    diagnosis : str or None
+        Why it failed, or why it does not apply.
+    seconds : float
+        Wall-clock time.
+    measured : mapping of str to Measured
+        What was measured, by dtype.
+    """
+
+    id: str
+    clause: str
+    status: str
+    seed: int
+    diagnosis: str | None = None
+    seconds: float = 0.0
+    measured: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
+
+    def worst(self, name: str) -> Any:
+        """Return a field of :class:`Measured` from the dtype where it is largest, or None where none has it."""
+        found = [value for m in self.measured.values() if (value := getattr(m, name)) is not None]
+        return max(found, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object as the report writes it."""
+        largest = max(self.measured.values(), key=_share_of_tolerance, default=Measured())
+        return {
+            "id": self.id,
+            "status": self.status,
+            "clause": self.clause,
+            "exact_tv": largest.exact_tv,
+            "tolerance": largest.tolerance,
+            "ln_e": self.worst("ln_e"),
+            "n": self.worst("n"),
+            "certified_tv": self.worst("certified_tv"),
+            "seed": self.seed,
+            "diagnosis": self.diagnosis,
+            "seconds": round(self.seconds, 4),
+            "values": {dtype: dict(m.values) for dtype, m in self.measured.items() if m.values},
+        }
+
+
+def _share_of_tolerance(measured: Measured) -> float:
+    if measured.exact_tv is None or not measured.tolerance:
+        return -1.0
+    return measured.exact_tv / measured.tolerance
+
+
+def run_check(entry: Check, subject: Subject, *, clock: Callable[[], float]) -> CheckResult:
+    """Run a check in every dtype the adapter declares and return the result; it stops at the first that fails.
+
+    Parameters
+    ----------
+    entry : Check
+        The check.
+    subject : Subject
+        The adapter; its `dtype` is replaced by each declared one in turn.
+    clock : callable
+        Seconds, such as :func:`time.perf_counter`.
+
+    Returns
+    -------
+    CheckResult
+        With status ``passed``, ``failed`` or ``not-applicable`` (which it is only if it is so in every dtype).
+    """
+    start = clock()
+    measured: dict[str, Measured] = {}
+    reasons: list[str] = []
+    status, diagnosis = "passed", None
+    for dtype in subject.capabilities.dtypes:
+        try:
+            measured[dtype] = entry.run(subject.at(dtype)) or Measured()
+        except NotApplicable as reason:
+            reasons.append(str(reason))
+        except CheckFailure as failure:
+            status, diagnosis = "failed", f"{dtype}: {failure.diagnosis}"
+            break
+        except Exception as error:  # noqa: BLE001 - whatever an adapter raises is a result
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(where.filename).name}:{where.lineno}"
+            status, diagnosis = "failed", f"{dtype}: raised {type(error).__name__}: {error} ({place})"
+            break
+    if status == "passed" and not measured:
+        status, diagnosis = "not-applicable", "; ".join(dict.fromkeys(reasons))
+    return CheckResult(
+        id=entry.id,
+        clause=entry.clause,
+        status=status,
+        seed=subject.seed,
+        diagnosis=diagnosis,
+        seconds=clock() - start,
+        measured=measured,
+    )
