@@ -27,6 +27,7 @@ from specsampling._rejection import Proposal, Verdict, verify
 from specsampling._results import Generation, PhaseTimes, RoundInfo, Stats, StreamEvent
 from specsampling._round import DecodeRound, RoundCarry, RoundOutput, decode_round
 from specsampling._sampling import Sampling, to_probs
+from specsampling._theory import best_lookahead, expected_speedup, expected_tokens
 
 CONTRACT_VERSION = "1.0"
 """Version of the model contract (docs/contract.md); adapters and the conformance suite compare it."""
@@ -72,9 +73,12 @@ __all__ = [
     "UnknownBackendError",
     "Verdict",
     "available_backends",
+    "best_lookahead",
     "bundled",
     "check_compatibility",
     "decode_round",
+    "expected_speedup",
+    "expected_tokens",
     "generate",
     "load_model",
     "stream",
