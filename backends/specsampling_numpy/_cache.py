@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsampling._errors import CacheError
+from specsampling import CacheError
 
 __all__ = ["Floats", "Ints", "checked_block", "checked_lengths", "checked_num_logits", "checked_rows", "checked_sizes"]
 
@@ -19,24 +19,25 @@ def checked_sizes(batch_size: int, capacity: int) -> None:
         raise ValueError(f"`batch_size` and `capacity` must be non-negative, got {batch_size} and {capacity}")
 
 
-def checked_block(tokens: Any, lengths: Ints, capacity: int, vocab_size: int) -> Ints:
-    """Return `tokens` as an integer array ``(B, T)`` that can be appended to rows of these `lengths`.
+def checked_block(block: Any, lengths: Ints, capacity: int, vocab_size: int) -> Ints:
+    """Return the tokens `block` as an integer array ``(B, T)`` that can be appended to rows of these `lengths`.
 
     Raises
     ------
     TypeError
-        If `tokens` are not integers.
+        If the tokens are not integers.
     ValueError
         If the shape is not ``(B, T)`` or an id is outside ``[0, V)``.
     CacheError
         If a row has no room for T more tokens.
     """
-    tokens = np.asarray(tokens)
+    tokens: Ints = np.asarray(block)
     if tokens.ndim != 2 or len(tokens) != len(lengths):
         raise ValueError(f"`tokens` must have shape (B, T) with B = {len(lengths)}, got {tokens.shape}")
-    if tokens.dtype.kind not in "iu":
+    if tokens.dtype.kind not in "iu" and tokens.size:
         raise TypeError(f"`tokens` must be an integer array, got dtype {tokens.dtype}")
-    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
+    # As unsigned integers negative ids are huge: one reduction finds both kinds.
+    if tokens.size and tokens.astype(np.uint64).max() >= vocab_size:
         row, column = np.argwhere((tokens < 0) | (tokens >= vocab_size))[0]
         raise ValueError(
             f"`tokens` must lie in [0, {vocab_size}), got {tokens[row, column]} in row {row}, column {column}"
@@ -47,7 +48,7 @@ def checked_block(tokens: Any, lengths: Ints, capacity: int, vocab_size: int) ->
             f"row {row} holds {lengths[row]} tokens and cannot take {tokens.shape[1]} more: the cache's capacity is "
             f"{capacity}; ask `init_cache` for a larger one"
         )
-    return tokens
+    return tokens.astype(np.int64, copy=False)
 
 
 def checked_num_logits(num_logits: int | None, block: int) -> int:
@@ -59,9 +60,9 @@ def checked_num_logits(num_logits: int | None, block: int) -> int:
     return num_logits
 
 
-def checked_lengths(lengths: Any, held: Ints) -> Ints:
-    """Return new row lengths, fresh and none longer than what the row holds."""
-    lengths = np.asarray(lengths)
+def checked_lengths(wanted: Any, held: Ints) -> Ints:
+    """Return the `wanted` row lengths as a fresh array, none longer than what the row holds."""
+    lengths: Ints = np.asarray(wanted)
     if lengths.shape != held.shape:
         raise ValueError(f"`lengths` must have shape (B,) with B = {len(held)}, got {lengths.shape}")
     if lengths.dtype.kind not in "iu" and lengths.size:
@@ -73,9 +74,9 @@ def checked_lengths(lengths: Any, held: Ints) -> Ints:
     return lengths.astype(np.int64)
 
 
-def checked_rows(rows: Any, batch_size: int) -> Ints:
-    """Return `rows` as an integer array of valid row numbers."""
-    rows = np.asarray(rows)
+def checked_rows(wanted: Any, batch_size: int) -> Ints:
+    """Return the `wanted` rows as an integer array of valid row numbers."""
+    rows: Ints = np.asarray(wanted)
     if rows.ndim != 1:
         raise ValueError(f"`rows` must be one-dimensional, got shape {rows.shape}")
     if rows.size == 0:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from specsampling._errors import CapabilityError
+from specsampling import CapabilityError
 
 from ._cache import Floats
 
@@ -102,8 +102,9 @@ def read_config(checkpoint: Path) -> LlamaConfig:
     """
     path = checkpoint / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"no config.json in {str(checkpoint)!r}: a checkpoint is a directory with config.json "
-                                "and model.safetensors")  # fmt: skip
+        raise FileNotFoundError(
+            f"no config.json in {str(checkpoint)!r}: a checkpoint is a directory with config.json and model.safetensors"
+        )
     raw = _read_object(path)
     family = raw.get("model_type")
     if family not in _FAMILIES:
@@ -116,9 +117,12 @@ def read_config(checkpoint: Path) -> LlamaConfig:
         return value
 
     heads = size("num_attention_heads")
-    rope = {"rope_theta": raw.get("rope_theta", 10000.0)}
-    rope |= raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rope.setdefault("rope_type", rope.get("type", "default"))
+    eps = raw.get("rms_norm_eps", 1e-6)
+    if not isinstance(eps, float | int) or eps < 0:
+        raise ValueError(f"{path}: `rms_norm_eps` must be a non-negative number, got {eps!r}")
+    # transformers 5 writes both into `rope_parameters`; before it, theta stood alone and `rope_scaling` held the rest.
+    scaling = _as_object(raw.get("rope_parameters") or raw.get("rope_scaling") or {}, f"{path}: `rope_parameters`")
+    rope = {"rope_theta": raw.get("rope_theta", 10000.0), "rope_type": scaling.get("type", "default"), **scaling}
     config = LlamaConfig(
         vocab_size=size("vocab_size"),
         hidden_size=size("hidden_size"),
@@ -128,7 +132,7 @@ def read_config(checkpoint: Path) -> LlamaConfig:
         num_key_value_heads=size("num_key_value_heads", heads),
         head_dim=size("head_dim", size("hidden_size") // heads),
         max_position_embeddings=size("max_position_embeddings"),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=float(eps),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         query_bias=family == "qwen2" or bool(raw.get("attention_bias")),
         output_bias=family == "llama" and bool(raw.get("attention_bias")),
@@ -227,11 +231,9 @@ def _weight_files(checkpoint: Path) -> list[Path]:
             f"no model.safetensors and no model.safetensors.index.json in {str(checkpoint)!r}: weights are read from "
             "safetensors only"
         )
-    shards = _read_object(index).get("weight_map")
-    if not isinstance(shards, dict):
-        raise ValueError(f"{index}: `weight_map` must be an object from tensor names to files, got {shards!r}")
+    shards = _as_object(_read_object(index).get("weight_map"), f"{index}: `weight_map`")
     files = []
-    for shard in sorted(set(shards.values())):
+    for shard in sorted({str(file) for file in shards.values()}):
         if Path(shard).name != shard:
             raise ValueError(f"{index}: a shard must be a file beside the index, got {shard!r}")
         if not (checkpoint / shard).is_file():
@@ -247,7 +249,7 @@ def _read_header(path: Path) -> dict[str, tuple[Path, str, tuple[int, ...], int]
             pass
     except SafetensorError as error:
         raise ValueError(f"{path} is not a sound safetensors file: {error}") from error
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
     header.pop("__metadata__", None)
@@ -262,6 +264,10 @@ def _read_object(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
+    return _as_object(content, f"the content of {path}")
+
+
+def _as_object(value: Any, what: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"{what} must be a JSON object, got {type(value).__name__}")

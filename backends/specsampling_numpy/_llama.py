@@ -1,9 +1,9 @@
 """A Llama-family decoder in NumPy, with a cache that rolls each row back on its own.
 
-The arithmetic of a small model is cheap; what costs is the number of NumPy calls. So whatever can be done to the weights
-is done once, at load: each RMSNorm's weight and the attention's 1 / sqrt(head_dim) are multiplied into the matrix that
-follows, query, key and value become one matrix, and RoPE's pairs are laid side by side, where a rotation is one complex
-product. None of it changes the function computed.
+The arithmetic of a small model is cheap; what costs is the number of NumPy calls. So whatever can be done to the
+weights is done once, at load: each RMSNorm's weight and the attention's 1 / sqrt(head_dim) are multiplied into the
+matrix that follows, query, key and value become one matrix, and RoPE's pairs are laid side by side, where a rotation is
+one complex product. None of it changes the function computed.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsampling._model import Capabilities
+from specsampling import Capabilities
 
 from ._cache import Floats, Ints, checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes
 from ._checkpoint import open_weights, read_config, rotation_frequencies
@@ -51,6 +51,18 @@ class _Layer(NamedTuple):
     up_bias: Floats | None
     down: Floats
     down_bias: Floats | None
+
+
+class _Block(NamedTuple):
+    """Where a block of T tokens stands, the same for every layer."""
+
+    batch_size: int
+    length: int
+    span: int  # positions that any row of the batch uses, this block included
+    slots: tuple[Any, Any]  # index of the block's positions in a layer's cache (B, capacity, …)
+    rotation: Any  # complex (B or 1, T, 1, head_dim / 2)
+    mask: Floats | None  # 0 or -inf, (B or 1, 1, T * groups, span); None where everything may be seen
+    ones: Floats
 
 
 class NumpyModel:
@@ -117,6 +129,7 @@ class NumpyModel:
         self.max_length = config.max_position_embeddings
         self._dtype = np.dtype(dtype)
         self._frequencies = rotation_frequencies(config)
+        # Arrays, because a Python number would be converted at each use; `dot` below is a cheaper `@` for two axes.
         self._eps = np.array(config.rms_norm_eps, dtype)
         self._one = np.array(1, dtype)
         self._mean = np.full((config.hidden_size, 1), 1 / config.hidden_size, dtype)
@@ -161,7 +174,25 @@ class NumpyModel:
         self._head = _columns(head * tensor("model.norm.weight"))
 
     def init_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
-        """Return an empty cache of `batch_size` rows with room for `capacity` tokens each."""
+        """Return an empty cache.
+
+        Parameters
+        ----------
+        batch_size : int
+            Number of rows, B.
+        capacity : int
+            Tokens that each row has room for; may exceed `max_length`, as padding does.
+
+        Returns
+        -------
+        KeyValueCache
+            No row holds a token yet.
+
+        Raises
+        ------
+        ValueError
+            If either is negative.
+        """
         checked_sizes(batch_size, capacity)
         config = self.config
         shape = (config.num_hidden_layers, batch_size, capacity, 2, config.num_key_value_heads, config.head_dim)
@@ -203,90 +234,67 @@ class NumpyModel:
         """
         keys_values, lengths, rotations = cache
         tokens = checked_block(tokens, lengths, keys_values.shape[2], self.vocab_size)
-        batch_size, block = tokens.shape
-        num_logits = checked_num_logits(num_logits, block)
+        batch_size, block_length = tokens.shape
+        num_logits = checked_num_logits(num_logits, block_length)
         if not tokens.size:
             return np.empty((batch_size, num_logits, self.vocab_size), self._dtype), cache
-        config = self.config
-        query_heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        groups = query_heads // kv_heads
-        longest, shortest = int(lengths.max()), int(lengths.min())
-        span = longest + block
-        new: tuple[Any, Any]
-        if longest == shortest:  # as with one row: slices are cheaper than index arrays
-            positions = np.arange(longest, span)[None]
-            new = (slice(None), slice(longest, span))
-        else:
-            positions = lengths[:, None] + np.arange(block)
-            new = (np.arange(batch_size)[:, None], positions)
-        rotation = rotations[positions][:, :, None]
-        mask = None
-        if block > 1 or longest != shortest:
-            # Query row t * groups + g of a block sees the keys up to position t.
-            hidden_keys = np.arange(span) > positions.repeat(groups, axis=1)[:, None, :, None]
-            mask = np.where(hidden_keys, self._dtype.type(-np.inf), self._dtype.type(0))
-        ones = np.ones((span, 1), self._dtype)
-        keys = keys_values[:, :, :span, 0].transpose(0, 1, 3, 4, 2)
-        values = keys_values[:, :, :span, 1].transpose(0, 1, 3, 2, 4)
-
-        # `dot` is `@` for two axes, at half the cost of a call.
-        x = self._embedding.take(tokens.ravel(), axis=0)
-        for weights, layer_cache, layer_keys, layer_values in zip(self._layers, keys_values, keys, values, strict=True):
-            heads = self._normalised(x).dot(weights.qkv)
-            if weights.qkv_bias is not None:
-                heads += weights.qkv_bias
-            heads = heads.reshape(batch_size, block, query_heads + 2 * kv_heads, config.head_dim)
-            turned = heads[:, :, : query_heads + kv_heads].view(rotation.dtype)
-            np.multiply(turned, rotation, out=turned)
-            layer_cache[new] = heads[:, :, query_heads:].reshape(batch_size, block, 2, kv_heads, config.head_dim)
-            queries = heads[:, :, :query_heads].reshape(batch_size, block, kv_heads, groups, config.head_dim)
-            queries = queries.swapaxes(1, 2).reshape(batch_size, kv_heads, block * groups, config.head_dim)
-            scores = queries @ layer_keys
-            if mask is not None:
-                scores += mask
-            scores -= scores.max(axis=-1, keepdims=True)
-            np.exp(scores, out=scores)
-            mixed = scores @ layer_values
-            mixed /= scores @ ones
-            mixed = mixed.reshape(batch_size, kv_heads, block, groups, config.head_dim).swapaxes(1, 2)
-            x += mixed.reshape(len(x), -1).dot(weights.out)
-            if weights.out_bias is not None:
-                x += weights.out_bias
-
-            normalised = self._normalised(x)
-            half_gate = normalised.dot(weights.half_gate)
-            up = normalised.dot(weights.up)
-            if weights.half_gate_bias is not None:
-                half_gate += weights.half_gate_bias
-                up += weights.up_bias
-            # silu(g) = g * sigmoid(g) = (g / 2) * (1 + tanh(g / 2)), which cannot overflow.
-            up *= half_gate
-            np.tanh(half_gate, out=half_gate)
-            half_gate += self._one
-            up *= half_gate
-            x += up.dot(weights.down)
-            if weights.down_bias is not None:
-                x += weights.down_bias
-
-        if num_logits < block:
-            x = x.reshape(batch_size, block, config.hidden_size)[:, block - num_logits :].reshape(-1, config.hidden_size)
+        block = self._place(lengths, block_length, rotations)
+        keys = keys_values[:, :, : block.span, 0].transpose(0, 1, 3, 4, 2)
+        values = keys_values[:, :, : block.span, 1].transpose(0, 1, 3, 2, 4)
+        x = self._embedding.take(tokens.ravel(), axis=0)  # (B * T, hidden_size), as every step but attention wants it
+        for layer, layer_cache, layer_keys, layer_values in zip(self._layers, keys_values, keys, values, strict=True):
+            self._add_attention(x, layer, block, layer_cache, layer_keys, layer_values)
+            self._add_mlp(x, layer)
+        if num_logits < block_length:
+            width = self.config.hidden_size
+            x = x.reshape(batch_size, block_length, width)[:, block_length - num_logits :].reshape(-1, width)
         logits = self._normalised(x).dot(self._head).reshape(batch_size, num_logits, self.vocab_size)
-        return logits, KeyValueCache(keys_values, lengths + block, rotations)
+        return logits, KeyValueCache(keys_values, lengths + block_length, rotations)
 
     def rollback(self, cache: KeyValueCache, lengths: Any, /) -> KeyValueCache:
         """Keep the first ``lengths[b]`` tokens of row b.
 
         Nothing moves: what lies past a row's length is never attended to, and is overwritten by the next block.
 
+        Parameters
+        ----------
+        cache : KeyValueCache
+            Must not be used again.
+        lengths : array
+            Integers of shape ``(B,)``, each from 0 to what the row holds.
+
+        Returns
+        -------
+        KeyValueCache
+            Shares its memory with `cache`; holds a copy of `lengths`.
+
         Raises
         ------
         CacheError
-            If a length is negative or more than the row holds.
+            If a length is negative or more than the row holds; the message names the row and both numbers.
         """
         return cache._replace(lengths=checked_lengths(lengths, cache.lengths))
 
     def select(self, cache: KeyValueCache, rows: Any) -> KeyValueCache:
-        """Return a cache of these rows only, in this order; a row may be named twice."""
+        """Return a cache of some rows, in the order given.
+
+        Parameters
+        ----------
+        cache : KeyValueCache
+            Must not be used again.
+        rows : array
+            Integers of shape ``(R,)``, each in ``[0, B)``; a row named twice is copied twice.
+
+        Returns
+        -------
+        KeyValueCache
+            Of R rows, with memory of its own.
+
+        Raises
+        ------
+        ValueError
+            If a row does not exist.
+        """
         rows = checked_rows(rows, len(cache.lengths))
         lengths = cache.lengths[rows]
         live = int(lengths.max(initial=0))
@@ -294,9 +302,85 @@ class NumpyModel:
         keys_values[:, :, :live] = cache.keys_values[:, rows, :live]
         return KeyValueCache(keys_values, lengths, cache.rotations)
 
+    def _place(self, lengths: Ints, block_length: int, rotations: Any) -> _Block:
+        """Say where a block goes in the cache and what each of its positions may see."""
+        longest, shortest = int(lengths.max()), int(lengths.min())
+        span = longest + block_length
+        slots: tuple[Any, Any]
+        if longest == shortest:  # as with one row: slices are cheaper than index arrays
+            positions = np.arange(longest, span)[None]
+            slots = (slice(None), slice(longest, span))
+        else:
+            positions = lengths[:, None] + np.arange(block_length)
+            slots = (np.arange(len(lengths))[:, None], positions)
+        mask = None
+        if block_length > 1 or longest != shortest:
+            # Each position sees itself and what came before it in its own row; its query heads stand side by side.
+            heads_a_key = self.config.num_attention_heads // self.config.num_key_value_heads
+            unseen = np.arange(span) > positions.repeat(heads_a_key, axis=1)[:, None, :, None]
+            mask = np.where(unseen, self._dtype.type(-np.inf), self._dtype.type(0))
+        return _Block(
+            batch_size=len(lengths),
+            length=block_length,
+            span=span,
+            slots=slots,
+            rotation=rotations[positions][:, :, None],
+            mask=mask,
+            ones=np.ones((span, 1), self._dtype),
+        )
+
+    def _add_attention(
+        self, x: Floats, layer: _Layer, block: _Block, cache: Floats, keys: Floats, values: Floats
+    ) -> None:
+        """Write the block's keys and values to `cache` and add to `x` what its queries gather from the live span."""
+        batch_size, length, _, slots, rotation, mask, ones = block
+        query_heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        groups, head_dim = query_heads // kv_heads, self.config.head_dim
+
+        heads = self._normalised(x).dot(layer.qkv)
+        if layer.qkv_bias is not None:
+            heads += layer.qkv_bias
+        heads = heads.reshape(batch_size, length, query_heads + 2 * kv_heads, head_dim)
+        turned = heads[:, :, : query_heads + kv_heads].view(rotation.dtype)
+        np.multiply(turned, rotation, out=turned)
+        cache[slots] = heads[:, :, query_heads:].reshape(batch_size, length, 2, kv_heads, head_dim)
+
+        # The query heads that share a key, at all T positions, are the rows of one matrix.
+        queries = heads[:, :, :query_heads].reshape(batch_size, length, kv_heads, groups, head_dim)
+        queries = queries.swapaxes(1, 2).reshape(batch_size, kv_heads, length * groups, head_dim)
+        scores = queries @ keys
+        if mask is not None:
+            scores += mask
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        mixed = scores @ values
+        mixed /= scores @ ones  # their sum, sooner than `sum` has it
+        mixed = mixed.reshape(batch_size, kv_heads, length, groups, head_dim).swapaxes(1, 2)
+        x += mixed.reshape(batch_size * length, query_heads * head_dim).dot(layer.out)
+        if layer.out_bias is not None:
+            x += layer.out_bias
+
+    def _add_mlp(self, x: Floats, layer: _Layer) -> None:
+        """Add to `x` the layer's SwiGLU, ``down(silu(gate(x)) * up(x))``."""
+        normalised = self._normalised(x)
+        half_gate = normalised.dot(layer.half_gate)
+        up = normalised.dot(layer.up)
+        if layer.half_gate_bias is not None:
+            half_gate += layer.half_gate_bias
+            up += layer.up_bias
+        # silu(g) = g * sigmoid(g) = (g / 2) * (1 + tanh(g / 2)), which cannot overflow.
+        up *= half_gate
+        np.tanh(half_gate, out=half_gate)
+        half_gate += self._one
+        up *= half_gate
+        x += up.dot(layer.down)
+        if layer.down_bias is not None:
+            x += layer.down_bias
+
     def _normalised(self, x: Floats) -> Floats:
         """RMSNorm without its weight, which the next matrix holds."""
-        return x / np.sqrt((x * x).dot(self._mean) + self._eps)
+        root_mean_square: Floats = np.sqrt((x * x).dot(self._mean) + self._eps)
+        return x / root_mean_square
 
 
 def _columns(weight: Floats) -> Floats:

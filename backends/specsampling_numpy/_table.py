@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specsampling._model import Capabilities
+from specsampling import Capabilities
 
 from ._cache import Floats, Ints, checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes
 
@@ -134,14 +134,32 @@ class TableModel:
         if not logits:
             sound = (entries >= 0).all(axis=-1) & (abs(entries.sum(axis=-1) - 1) <= 1e-6)
             if not sound.all():
-                first = tuple(np.argwhere(~sound)[0])
+                first = tuple(np.argwhere(~sound)[0].tolist())
                 raise ValueError(f"a law must be non-negative and sum to one, got {entries[first]} at {first}")
             with np.errstate(divide="ignore"):
                 entries = np.log(entries)
         return entries.astype(self._dtype)
 
     def init_cache(self, batch_size: int, capacity: int) -> TableCache:
-        """Return an empty cache of `batch_size` rows with room for `capacity` tokens each."""
+        """Return an empty cache.
+
+        Parameters
+        ----------
+        batch_size : int
+            Number of rows, B.
+        capacity : int
+            Tokens that each row has room for; may exceed `max_length`, as padding does.
+
+        Returns
+        -------
+        TableCache
+            No row holds a token yet.
+
+        Raises
+        ------
+        ValueError
+            If either is negative.
+        """
         checked_sizes(batch_size, capacity)
         return TableCache(np.zeros((batch_size, capacity), dtype=np.int64), np.zeros(batch_size, dtype=np.int64))
 
@@ -195,14 +213,44 @@ class TableModel:
     def rollback(self, cache: TableCache, lengths: Any, /) -> TableCache:
         """Keep the first ``lengths[b]`` tokens of row b.
 
+        Parameters
+        ----------
+        cache : TableCache
+            Must not be used again.
+        lengths : array
+            Integers of shape ``(B,)``, each from 0 to what the row holds.
+
+        Returns
+        -------
+        TableCache
+            Shares its memory with `cache`; holds a copy of `lengths`.
+
         Raises
         ------
         CacheError
-            If a length is negative or more than the row holds.
+            If a length is negative or more than the row holds; the message names the row and both numbers.
         """
         return TableCache(cache.tokens, checked_lengths(lengths, cache.lengths))
 
     def select(self, cache: TableCache, rows: Any) -> TableCache:
-        """Return a cache of these rows only, in this order."""
+        """Return a cache of some rows, in the order given.
+
+        Parameters
+        ----------
+        cache : TableCache
+            Must not be used again.
+        rows : array
+            Integers of shape ``(R,)``, each in ``[0, B)``; a row named twice is copied twice.
+
+        Returns
+        -------
+        TableCache
+            Of R rows, with memory of its own.
+
+        Raises
+        ------
+        ValueError
+            If a row does not exist.
+        """
         rows = checked_rows(rows, len(cache.lengths))
         return TableCache(cache.tokens[rows], cache.lengths[rows])
