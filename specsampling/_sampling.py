@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from array_api_compat import device as device_of
+from array_api_compat import is_jax_namespace, is_torch_namespace
 
 from specsampling._arrays import namespace
 from specsampling._model import Array
@@ -92,12 +93,15 @@ class Sampling:
         return self._plan.greedy is True
 
     def rows(self, index: Any) -> "Sampling":
-        """Return the settings of the rows `index` (anything that indexes a one-dimensional NumPy array), in that order.
+        """Return the settings of the rows `index` (row numbers, a mask or a slice), in that order.
 
         Settings given as one number hold for any rows, and stay as they are.
         """
         if self._plan.num_rows is None:
             return self
+        if not isinstance(index, slice):
+            index = np.asarray(index)
+            index = index if index.size else index.astype(np.int64)
         kept = np.arange(self._plan.num_rows)[index].tolist()
 
         def take(values: Any) -> Any:
@@ -151,7 +155,8 @@ def to_probs(logits: Array, sampling: Sampling) -> Array:
     -----
     Pure, and of static shape under a trace. Which ids are kept is decided by comparing logits, not probabilities:
     where one id holds nearly all mass, rounded sums of the others no longer tell what a threshold asks. Temperatures
-    below the smallest normal number of the dtype are raised to it, which only tells apart logits as close as that.
+    outside the normal numbers of the dtype are brought among them; only logits as close together, or as far apart, as
+    these numbers are small and large could tell.
 
     Examples
     --------
@@ -169,33 +174,44 @@ def to_probs(logits: Array, sampling: Sampling) -> Array:
             f"`logits` must have shape (B, ..., V) with B = {plan.num_rows}, the number of rows that `sampling` holds "
             f"settings for, got {tuple(logits.shape)}"
         )
-    # Only rows without a law are invalid operations, and NaN is what they are to give; weights may overflow to zero.
+    if is_torch_namespace(xp) or is_jax_namespace(xp):
+        return _law(xp, logits, plan)
+    # Only rows without a law are invalid operations, and NaN is what they are to give.
     with np.errstate(all="ignore"):
-        peak = xp.max(logits, axis=-1, keepdims=True)
-        if plan.greedy is True:
-            return _one_hot(xp, logits, peak)
-        shifted = logits - peak
-        temperature = plan.temperature
-        if temperature is not None:
-            smallest = 2.0**-126 if logits.dtype == xp.float32 else 2.0**-1022
-            if isinstance(temperature, np.ndarray):
-                temperature = np.maximum(temperature, smallest)
-            else:
-                temperature = max(temperature, smallest)
-            shifted = shifted / column(temperature, logits)
-        weights = xp.exp(shifted)
-        kept = None
-        if plan.top_k is not None or plan.top_p is not None:
-            kept = logits >= lowest_kept(logits, weights, peak, temperature, plan.top_k, plan.top_p)
-        if plan.log_min_p is not None:
-            likely = shifted >= column(plan.log_min_p, logits)
-            kept = likely if kept is None else kept & likely
-        if kept is not None:
-            weights = xp.where(kept, weights, xp.zeros_like(weights))
-        probs = weights / xp.sum(weights, axis=-1, keepdims=True)
-        if plan.greedy is not False:
-            probs = xp.where(column(plan.greedy, logits), _one_hot(xp, logits, peak), probs)
+        return _law(xp, logits, plan)
+
+
+def _law(xp: Any, logits: Array, plan: _Plan) -> Array:
+    peak = xp.max(logits, axis=-1, keepdims=True)
+    if plan.greedy is True:
+        return _one_hot(xp, logits, peak)
+    shifted = logits - peak
+    temperature = plan.temperature
+    if temperature is not None:
+        temperature = _normal(temperature, 126 if logits.dtype == xp.float32 else 1022)
+        shifted = shifted / column(temperature, logits)
+    weights = xp.exp(shifted)
+    dropped = None
+    if plan.top_k is not None or plan.top_p is not None:
+        dropped = logits < lowest_kept(logits, weights, peak, temperature, plan.top_k, plan.top_p)
+    if plan.log_min_p is not None:
+        unlikely = shifted < column(plan.log_min_p, logits)
+        dropped = unlikely if dropped is None else dropped | unlikely
+    if dropped is not None:
+        # No comparison drops NaN, so it reaches the sum, and through it the whole row.
+        weights = xp.where(dropped, xp.zeros_like(weights), weights)
+    probs = weights / xp.sum(weights, axis=-1, keepdims=True)
+    if plan.greedy is not False:
+        probs = xp.where(column(plan.greedy, logits), _one_hot(xp, logits, peak), probs)
     return probs
+
+
+def _normal(temperature: float | np.ndarray, exponent: int) -> float | np.ndarray:
+    """Bring `temperature` among the normal numbers of a dtype, whose reciprocals are finite as well."""
+    lowest, highest = 2.0**-exponent, 2.0**exponent
+    if isinstance(temperature, np.ndarray):
+        return np.clip(temperature, lowest, highest)
+    return min(max(temperature, lowest), highest)
 
 
 def _at_least_single(logits: Array) -> tuple[Any, Array]:
@@ -216,9 +232,10 @@ def _at_least_single(logits: Array) -> tuple[Any, Array]:
 
 def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
     ids = xp.arange(logits.shape[-1], device=device_of(logits))
-    chosen = xp.argmax(logits, axis=-1, keepdims=True) == ids
-    # peak - peak is zero where the row has a law, and NaN where it has none
-    return xp.astype(chosen, logits.dtype) + (peak - peak)
+    chosen = xp.astype(xp.argmax(logits, axis=-1, keepdims=True) == ids, logits.dtype)
+    # NaN is looked for by itself because XLA's maximum over a long row can miss it.
+    has_law = xp.isfinite(peak) & ~xp.any(xp.isnan(logits), axis=-1, keepdims=True)
+    return xp.where(has_law, chosen, xp.full_like(chosen, math.nan))
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {

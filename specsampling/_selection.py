@@ -1,7 +1,8 @@
 """Finding the lowest logit that top-k and top-p keep, without sorting the vocabulary where that is dear.
 
 Every way here gives the same answer; they differ in what is cheap. NumPy partitions (at small V it sorts), PyTorch
-takes a growing number of highest logits, JAX bisects, as does PyTorch inside a trace, and any other namespace sorts.
+takes a growing number of highest logits (on the CPU it leaves the work to NumPy), JAX bisects, as does PyTorch inside a
+trace, and any other namespace sorts.
 
 The answer is a logit and not a probability, for two reasons. Logits that differ can have equal probabilities once
 these are rounded, so that a threshold among them would keep too much; and ties are then ties of what the model said.
@@ -53,15 +54,11 @@ def lowest_kept(
         Of shape ``(..., 1)``: exactly one of the row's logits, or ``-inf``. Anything where `peak` is not finite.
     """
     if isinstance(logits, np.ndarray):
-        if logits.shape[-1] > _SMALL or logits.size <= _SMALL:
-            return _by_partition(logits, weights, peak, temperature, top_k, top_p)
-        return _by_sorting(logits, peak, temperature, top_k, top_p)
+        return _in_numpy(logits, weights, peak, temperature, top_k, top_p)
     if is_jax_array(logits):
         return _jitted_bisection()(logits, weights, column(top_k, logits), column(top_p, logits))
     if is_torch_array(logits):
-        if _in_torch_trace(logits):
-            return _bisect(logits, weights, column(top_k, logits), column(top_p, logits), _torch_bitcast, _unrolled)
-        return _by_growing_top(logits, weights, peak, temperature, top_k, top_p)
+        return _in_torch(logits, weights, peak, temperature, top_k, top_p)
     return _by_sorting(logits, peak, temperature, top_k, top_p)
 
 
@@ -116,6 +113,23 @@ def _at(ordered: Array, index: Array) -> Array:
 def _like_index(values: Any, like: Array) -> Array:
     xp = namespace(like)
     return xp.zeros(like.shape, dtype=xp.int64, device=device_of(like)) + values
+
+
+# The caller's quiet ends where PyTorch comes in; rows without a law, and weights that underflow, are no warnings.
+@np.errstate(all="ignore")
+def _in_numpy(
+    logits: np.ndarray,
+    weights: np.ndarray,
+    peak: np.ndarray,
+    temperature: PerBatchRow,
+    top_k: PerBatchRow,
+    top_p: PerBatchRow,
+) -> np.ndarray:
+    # Few rows go one by one, at any V: calls cost more than elements there.
+    if logits.shape[-1] > _SMALL or logits.size <= _SMALL:
+        return _by_partition(logits, weights, peak, temperature, top_k, top_p)
+    lowest: np.ndarray = _by_sorting(logits, peak, temperature, top_k, top_p)
+    return lowest
 
 
 def _by_partition(
@@ -176,6 +190,20 @@ def _nucleus_of_row(x: np.ndarray, weights: np.ndarray, peak: float, temperature
     return x[min(int(np.searchsorted(running, need)), x.size - 1)]
 
 
+def _in_torch(
+    logits: Array, weights: Array, peak: Array, temperature: PerBatchRow, top_k: PerBatchRow, top_p: PerBatchRow
+) -> Array:
+    import torch
+
+    if torch.compiler.is_compiling() or (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return _bisect(logits, weights, column(top_k, logits), column(top_p, logits), _torch_bitcast, _unrolled)
+    if logits.device.type == "cpu":
+        # The memory is shared, and NumPy's partition leaves PyTorch's topk and sort behind by far.
+        on_host = [x.detach().contiguous().numpy() for x in (logits, weights, peak)]
+        return torch.from_numpy(_in_numpy(*on_host, temperature, top_k, top_p))
+    return _by_growing_top(logits, weights, peak, temperature, top_k, top_p)
+
+
 def _by_growing_top(
     logits: Array, weights: Array, peak: Array, temperature: PerBatchRow, top_k: PerBatchRow, top_p: PerBatchRow
 ) -> Array:
@@ -211,12 +239,6 @@ def _by_growing_top(
             break
         num_top, ordered = min(num_top * _GROWTH, size), None
     return _nucleus_edge(ordered, mass, total, lowest, share)
-
-
-def _in_torch_trace(x: Array) -> bool:
-    import torch
-
-    return torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _torch_bitcast(x: Array) -> Array:
