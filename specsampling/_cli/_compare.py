@@ -50,9 +50,8 @@ def compare(
     Each seed gives another text, since acceptance varies from text to text. Whatever runs for the first time (caches,
     compilation) is not timed.
     """
-    if runs < 1:
-        raise ValueError(f"`--compare-runs` must be at least 1, got {runs}")
     plain(seed)
+    seeds = [(seed + run) % 2**64 for run in range(runs)]
     pairs = [
         (_seconds_per_token(speculative, seed + run), _seconds_per_token(plain, seed + run)) for run in range(runs)
     ]

@@ -91,6 +91,8 @@ def prepare(arguments: Namespace) -> Task:
     draft = arguments.draft or ("lookup" if arguments.target else str(bundled("draft")))
     if arguments.compare and draft == "none":
         raise ValueError("`--compare` needs a draft to compare with plain decoding, got --draft none")
+    if arguments.compare_runs < 1:
+        raise ValueError(f"`--compare-runs` must be at least 1, got {arguments.compare_runs}")
     seed = secrets.randbits(_SEED_BITS) if arguments.seed is None else arguments.seed
     checkpoint = Path(arguments.target) if arguments.target else bundled("target")
     target = _load("target", arguments.backend, checkpoint, arguments)
