@@ -204,6 +204,8 @@ class NumpyModel:
             rotations=np.exp(1j * angles).astype(np.result_type(self._dtype, np.complex64)),
         )
 
+    # Whoever decodes looks for logits that are not finite, and names row and position: warnings would only add noise.
+    @np.errstate(over="ignore", invalid="ignore")
     def score(
         self, cache: KeyValueCache, tokens: Any, /, *, num_logits: int | None = None
     ) -> tuple[Floats, KeyValueCache]:
