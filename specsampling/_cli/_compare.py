@@ -52,9 +52,7 @@ def compare(
     """
     plain(seed)
     seeds = [(seed + run) % 2**64 for run in range(runs)]
-    pairs = [
-        (_seconds_per_token(speculative, seed + run), _seconds_per_token(plain, seed + run)) for run in range(runs)
-    ]
+    pairs = [(_seconds_per_token(speculative, each), _seconds_per_token(plain, each)) for each in seeds]
     ratios = [without / with_draft for with_draft, without in pairs]
     fast, slow = (statistics.median(times) for times in zip(*pairs, strict=True))
     return Comparison(runs, fast, slow, slow / fast, min(ratios), max(ratios))

@@ -108,6 +108,12 @@ def test_json_is_one_object_and_nothing_else(run, draft):
     assert {"backend", "target", "draft", "tokenizer", "finish_reason", "seconds"} <= set(result)
 
 
+def test_a_limit_of_zero_prints_the_prompt(run):
+    status, out, err = run("ab\n", "--max-new-tokens", 0)
+    assert (status, out) == (0, "ab\n")
+    assert err.startswith("0 tokens in ")
+
+
 def test_seed_is_fresh_by_default_and_printed_so_that_it_repeats_the_run(run):
     first, second = (json.loads(run("ab", "--json", "--max-new-tokens", 16)[1]) for _ in range(2))
     assert first["seed"] != second["seed"]
@@ -164,6 +170,15 @@ def test_text_is_the_same_in_colour_and_in_json(run, draft):
     styles = set(COLORS.findall(colored))
     assert {"\x1b[32m", "\x1b[1;35m", "\x1b[1;36m", "\x1b[2m", "\x1b[0m"} >= styles
     assert "\x1b[32maccepted\x1b[0m, " in summary
+
+
+def test_a_terminal_gets_colours_and_a_pipe_none(monkeypatch, run, draft):
+    assert not COLORS.search("".join(run("ab", "--draft", draft, "--max-new-tokens", 20, "--seed", 1)[1:]))
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    run("ab", "--draft", draft, "--max-new-tokens", 20, "--seed", 1)
+    assert COLORS.search(sys.stdout.getvalue())
+    assert COLORS.search(sys.stderr.getvalue())
 
 
 def test_origin_of_each_token():

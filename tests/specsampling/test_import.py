@@ -2,6 +2,7 @@ import ast
 import importlib
 import importlib.metadata
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -34,7 +35,10 @@ def sources():
 
 
 def in_a_new_process(code):
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    # Without the variables by which coverage measures subprocesses, and slows them down.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return json.loads(done.stdout)
 
 
