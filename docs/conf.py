@@ -1,0 +1,108 @@
+"""Sphinx settings. `nox -s docs` builds with -n -W: a name that does not resolve is an error."""
+
+import inspect
+import os
+from importlib import import_module
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+project = "specsampling"
+author = "the specsampling developers"
+copyright = author
+version = release = installed_version("specsampling")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # MathJax comes with the site, which must work without a network
+]
+# Links into other projects need the network while building, so only who asks for them has them.
+if os.environ.get("SPECSAMPLING_DOCS_INTERSPHINX"):
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+    }
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build", "examples/**/README.md"]
+templates_path = ["_templates"]
+
+html_theme = "furo"
+html_title = f"specsampling {release}"
+html_copy_source = False
+
+autosummary_generate = True
+autosummary_ignore_module_all = False
+autosummary_imported_members = True
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+
+napoleon_google_docstring = False
+# Attributes of records are listed with the class instead of as objects of their own.
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+napoleon_preprocess_types = False
+
+# Packages whose public names the reference lists, when they are there.
+PACKAGES = ["specsampling", "specsampling_numpy", "specsampling_conformance"]
+
+nitpick_ignore_regex = [
+    # The standard library, NumPy and the like: resolved only where intersphinx may ask them.
+    (r"py:.*", r"(collections|typing|os|pathlib|enum|numpy|np)\..*"),
+    (r"py:.*", r"(NoneType|None|Any|bool|bytes|dict|float|int|list|object|str|tuple|type|optional)"),
+    (r"py:.*", r"(Callable|Generator|Iterable|Iterator|Mapping|Sequence|Literal|PathLike|Path|ndarray|dtype)"),
+    (r"py:exc", r"(ImportError|LookupError|NotImplementedError|TypeError|ValueError|OSError|KeyError|RuntimeError)"),
+    # Type variables have no page.
+    (r"py:.*", r"(specsampling.*\.)?(CacheT|StateT)"),
+]
+
+
+def write_api_page(app, config):
+    """List every public name, straight from each package's ``__all__``."""
+    lines = ["# API reference", ""]
+    for name in PACKAGES:
+        module = import_module(name)
+        groups = {"Functions": [], "Classes": [], "Exceptions": [], "Data": []}
+        for symbol in getattr(module, "__all__", ()):
+            groups[_group(getattr(module, symbol))].append(symbol)
+        lines += [f"## {name}", "", f"```{{eval-rst}}\n.. currentmodule:: {name}\n\n.. automodule:: {name}\n```", ""]
+        for title, symbols in groups.items():
+            if symbols:
+                listed = "\n".join(f"   {symbol}" for symbol in symbols)
+                lines += [
+                    f"### {title}",
+                    "",
+                    f"```{{eval-rst}}\n.. currentmodule:: {name}\n\n.. autosummary::\n   :toctree: api\n\n{listed}\n```",
+                    "",
+                ]
+    page = Path(app.srcdir) / "api.md"
+    text = "\n".join(lines)
+    if not page.exists() or page.read_text(encoding="utf-8") != text:
+        page.write_text(text, encoding="utf-8")
+
+
+def _group(symbol):
+    if inspect.isclass(symbol):
+        return "Exceptions" if issubclass(symbol, BaseException) else "Classes"
+    return "Functions" if callable(symbol) else "Data"
+
+
+def skip_fields_of_records(app, what, name, obj, skip, options):
+    """Leave out what Python adds to records: their fields are described under Attributes already."""
+    is_field = type(obj).__name__ in ("_tuplegetter", "member_descriptor")
+    return True if is_field else None
+
+
+def setup(app):
+    # Before the sources are listed, from which autosummary then makes a page per name.
+    app.connect("config-inited", write_api_page)
+    app.connect("autodoc-skip-member", skip_fields_of_records)
