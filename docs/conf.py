@@ -47,10 +47,11 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 
 napoleon_google_docstring = False
-# Attributes of records are listed with the class instead of as objects of their own.
-napoleon_use_ivar = True
+# Types in docstrings are words for people ("array", "int or None"): shown as they are. Those in signatures are links.
+napoleon_use_param = False
 napoleon_use_rtype = False
-napoleon_preprocess_types = False
+# Fields of a record are listed with it, several on a line where they belong together, not as objects of their own.
+napoleon_custom_sections = [("Attributes", "params_style")]
 
 # Packages whose public names the reference lists, when they are there.
 PACKAGES = ["specsampling", "specsampling_numpy", "specsampling_conformance"]
@@ -61,6 +62,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(NoneType|None|Any|bool|bytes|dict|float|int|list|object|str|tuple|type|optional)"),
     (r"py:.*", r"(Callable|Generator|Iterable|Iterator|Mapping|Sequence|Literal|PathLike|Path|ndarray|dtype)"),
     (r"py:exc", r"(ImportError|LookupError|NotImplementedError|TypeError|ValueError|OSError|KeyError|RuntimeError)"),
+    # Nor do types of private modules, such as an adapter's cache, which only the adapter looks into.
+    (r"py:.*", r"specsampling\w*\._.*"),
     # Type variables have no page.
     (r"py:.*", r"(specsampling.*\.)?(CacheT|StateT)"),
 ]
@@ -102,7 +105,13 @@ def skip_fields_of_records(app, what, name, obj, skip, options):
     return True if is_field else None
 
 
+def make_signature_python(app, what, name, obj, options, signature, return_annotation):
+    """Replace a dataclass's ``<factory>``, with which Sphinx cannot read a signature and drops its links."""
+    return (signature and signature.replace("<factory>", "..."), return_annotation)
+
+
 def setup(app):
     # Before the sources are listed, from which autosummary then makes a page per name.
     app.connect("config-inited", write_api_page)
+    app.connect("autodoc-process-signature", make_signature_python)
     app.connect("autodoc-skip-member", skip_fields_of_records)
