@@ -84,7 +84,9 @@ def write_api_page(app, config):
                 lines += [
                     f"### {title}",
                     "",
-                    f"```{{eval-rst}}\n.. currentmodule:: {name}\n\n.. autosummary::\n   :toctree: api\n\n{listed}\n```",
+                    "```{eval-rst}",
+                    f".. currentmodule:: {name}\n\n.. autosummary::\n   :toctree: api\n\n{listed}",
+                    "```",
                     "",
                 ]
     page = Path(app.srcdir) / "api.md"

@@ -1,0 +1,40 @@
+"""The code in README and pages runs, as it is read.
+
+A ``python`` block is executed and a ``pycon`` block is a doctest; the blocks of a page share one namespace, in order.
+What cannot run (another framework, an excerpt) is fenced as ``py``.
+"""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "api.md")]
+BLOCK = re.compile(
+    r"^(?P<indent> *)```(?P<language>python|pycon)\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
+)
+
+
+def blocks(page):
+    text = page.read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield match["language"], re.sub(f"^{match['indent']}", "", match["code"], flags=re.MULTILINE), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": page.stem}
+    for language, code, line in blocks(page):
+        if language == "python":
+            # Line numbers in a traceback are the page's.
+            exec(compile("\n" * line + code, str(page), "exec"), namespace)
+        else:
+            test = doctest.DocTestParser().get_doctest(code, namespace, page.name, str(page), line)
+            runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+            runner.run(test, clear_globs=False)
+            namespace.update(test.globs)
+            assert runner.failures == 0, f"{page.name}:{line}: see the output"
