@@ -202,16 +202,17 @@ def _law(xp: Any, logits: Array, plan: _Plan) -> Array:
         weights = xp.where(dropped, xp.zeros_like(weights), weights)
     probs = weights / xp.sum(weights, axis=-1, keepdims=True)
     if plan.greedy is not False:
-        probs = xp.where(column(plan.greedy, logits), _one_hot(xp, logits, peak), probs)
+        probs = xp.where(column(plan.greedy, logits, xp.bool), _one_hot(xp, logits, peak), probs)
     return probs
 
 
 def _normal(temperature: float | np.ndarray, exponent: int) -> float | np.ndarray:
     """Bring `temperature` among the normal numbers of a dtype, whose reciprocals are finite as well."""
     lowest, highest = 2.0**-exponent, 2.0**exponent
-    if isinstance(temperature, np.ndarray):
-        return np.clip(temperature, lowest, highest)
-    return min(max(temperature, lowest), highest)
+    if not isinstance(temperature, np.ndarray):
+        return min(max(temperature, lowest), highest)
+    within: np.ndarray = np.minimum(np.maximum(temperature, lowest), highest)
+    return within
 
 
 def _at_least_single(logits: Array) -> tuple[Any, Array]:

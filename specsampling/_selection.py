@@ -51,28 +51,31 @@ def lowest_kept(
     Returns
     -------
     array
-        Of shape ``(..., 1)``: exactly one of the row's logits, or ``-inf``. Anything where `peak` is not finite.
+        Of shape ``(..., 1)``: exactly one of the row's logits, or ``-inf`` where none is dropped. Anything where `peak`
+        is not finite.
     """
     if isinstance(logits, np.ndarray):
         return _in_numpy(logits, weights, peak, temperature, top_k, top_p)
     if is_jax_array(logits):
-        return _jitted_bisection()(logits, weights, column(top_k, logits), column(top_p, logits))
+        return _jitted_bisection()(logits, weights, _counts(top_k, logits), column(top_p, logits))
     if is_torch_array(logits):
         return _in_torch(logits, weights, peak, temperature, top_k, top_p)
     return _by_sorting(logits, peak, temperature, top_k, top_p)
 
 
-def column(values: PerBatchRow, like: Array) -> Any:
-    """Return `values` ready to broadcast along the first axis of `like`; a number or None stays what it is.
+def column(values: PerBatchRow, like: Array, dtype: Any = None) -> Any:
+    """Return `values` ready to broadcast along the first axis of `like`, as `dtype` (None: that of `like`).
 
-    Numbers are left to the namespace's own promotion, so that they cost nothing and never change a dtype.
+    A number or None stays what it is: the namespace's own promotion costs nothing, and never changes a dtype.
     """
     if not isinstance(values, np.ndarray):
         return values
-    xp = namespace(like)
     values = values.reshape(-1, *(1,) * (like.ndim - 1))
-    dtype = like.dtype if values.dtype.kind == "f" else xp.bool if values.dtype.kind == "b" else xp.int32
-    return xp.asarray(values, dtype=dtype, device=device_of(like))
+    return namespace(like).asarray(values, dtype=like.dtype if dtype is None else dtype, device=device_of(like))
+
+
+def _counts(top_k: PerBatchRow, like: Array) -> Any:
+    return column(top_k, like, namespace(like).int32)
 
 
 def _scaled(logits: Array, peak: Array, temperature: Any) -> Array:
@@ -87,7 +90,7 @@ def _by_sorting(logits: Array, peak: Array, temperature: PerBatchRow, top_k: Per
     if top_k is None:
         lowest = ordered[..., -1:]
     else:
-        lowest = _at(ordered, xp.clip(_like_index(column(top_k, logits), peak), 1, size) - 1)
+        lowest = _at(ordered, xp.clip(_like_index(_counts(top_k, logits), peak), 1, size) - 1)
     if top_p is None:
         return lowest
     mass = xp.exp(_scaled(ordered, peak, column(temperature, logits)))
@@ -196,11 +199,11 @@ def _in_torch(
     import torch
 
     if torch.compiler.is_compiling() or (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return _bisect(logits, weights, column(top_k, logits), column(top_p, logits), _torch_bitcast, _unrolled)
+        return _bisect(logits, weights, _counts(top_k, logits), column(top_p, logits), _torch_bitcast, _unrolled)
     if logits.device.type == "cpu":
         # The memory is shared, and NumPy's partition leaves PyTorch's topk and sort behind by far.
-        on_host = [x.detach().contiguous().numpy() for x in (logits, weights, peak)]
-        return torch.from_numpy(_in_numpy(*on_host, temperature, top_k, top_p))
+        logits, weights, peak = (x.detach().contiguous().numpy() for x in (logits, weights, peak))
+        return torch.from_numpy(_in_numpy(logits, weights, peak, temperature, top_k, top_p))
     return _by_growing_top(logits, weights, peak, temperature, top_k, top_p)
 
 
@@ -212,33 +215,32 @@ def _by_growing_top(
     size = logits.shape[-1]
     num_top = min(_FIRST_TOP, size)
     lowest = torch.full_like(peak, -math.inf)
-    ordered = None
     if top_k is not None:
         counts = np.minimum(top_k, size)
-        on = counts[counts < size]
-        num_top = max(num_top, int(on.max()) if on.size else 0)
+        num_top = max(num_top, int(np.max(counts, where=counts < size, initial=1)))
         ordered = torch.topk(logits, num_top, dim=-1).values
-        index = _like_index(column(counts, logits), peak)
-        edge = _at(ordered, index.clamp(max=num_top) - 1)
-        lowest = torch.where(index < size, edge, lowest)
+        index = _like_index(_counts(counts, logits), peak)
+        lowest = torch.where(index < size, _at(ordered, index.clamp(max=num_top) - 1), lowest)
     if top_p is None:
         return lowest
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     total = torch.where(logits >= lowest, weights, 0.0).sum(dim=-1, keepdim=True, dtype=wide)
     share = column(top_p, logits)
+    if top_k is None:
+        ordered = torch.topk(logits, num_top, dim=-1).values
     while True:
-        if ordered is None:
-            ordered = torch.topk(logits, num_top, dim=-1).values
         mass = torch.exp(_scaled(ordered, peak, column(temperature, logits)))
         mass = torch.where(ordered >= lowest, mass, 0.0).cumsum(dim=-1, dtype=wide)
-        if num_top == size:
-            break
-        # A row is settled once its sum is reached, or top-k or nothing at all bounds it before that.
+        # A row is settled once its sum is reached, or top-k bounds it before that, or it has no law at all.
         settled = (mass[..., -1:] >= share * total) | (ordered[..., -1:] <= lowest) | ~torch.isfinite(peak)
-        if bool(settled.all()):
-            break
-        num_top, ordered = min(num_top * _GROWTH, size), None
-    return _nucleus_edge(ordered, mass, total, lowest, share)
+        if num_top == size or bool(settled.all()):
+            return _nucleus_edge(ordered, mass, total, lowest, share)
+        num_top *= _GROWTH
+        if 2 * num_top < size:
+            ordered = torch.topk(logits, num_top, dim=-1).values
+        else:
+            num_top = size
+            ordered = torch.sort(logits, dim=-1, descending=True).values
 
 
 def _torch_bitcast(x: Array) -> Array:
@@ -315,4 +317,5 @@ def _bisect(
 
         top_p = xp.zeros_like(need) + top_p
         lowest = xp.where(top_p < 1.0, search(lowest, enough), lowest)
-    return lowest
+    # Where denormal numbers count as zero, one of them may have come out; the logit itself is the least that passes.
+    return xp.min(xp.where(logits >= lowest, logits, xp.full_like(logits, math.inf)), axis=-1, keepdims=True)
