@@ -43,8 +43,7 @@ def kinds_of(num_emitted: int, num_accepted: int, num_proposed: int) -> list[Kin
         One entry per token.
     """
     last: Kind = "plain" if num_proposed == 0 else "bonus" if num_accepted == num_proposed else "replacement"
-    accepted: list[Kind] = ["accepted"] * num_accepted
-    return accepted + [last] * (num_emitted - num_accepted)
+    return ["accepted" if index < num_accepted else last for index in range(num_emitted)]
 
 
 def wants_color(stream: TextIO, choice: str) -> bool:

@@ -216,9 +216,9 @@ def _load(role: str, backend: str, checkpoint: Path, arguments: Namespace) -> Mo
 
 def _prompt(argument: str | None) -> str:
     """Return the prompt: as given, from a pipe, or one that the bundled models know."""
-    piped = sys.stdin is not None and not sys.stdin.isatty()
-    if argument == "-" or (argument is None and piped):
-        text = sys.stdin.buffer.read().decode("utf-8", errors="surrogateescape")
+    stdin = sys.stdin  # None where a program has no standard input at all
+    if stdin is not None and (argument == "-" or (argument is None and not stdin.isatty())):
+        text = stdin.buffer.read().decode("utf-8", errors="surrogateescape")
         return text if text or argument == "-" else _DEFAULT_PROMPT
     return _DEFAULT_PROMPT if argument is None else argument
 
