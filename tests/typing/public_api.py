@@ -97,7 +97,7 @@ def drafters_are_structural(target: TableModel) -> None:
 
 
 def lookahead_may_be_a_number_only_or_declare_its_choices(target: TableModel) -> None:
-    undeclared: Callable[[DecoderState], int] = lambda state: 2  # noqa: E731
+    undeclared: Callable[[DecoderState], int] = lambda state: 2
     Decoder(target, target, lookahead=undeclared)  # type: ignore[arg-type]
 
 
