@@ -17,9 +17,9 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
-DIST = ROOT / ".nox" / "dist"
-COVERAGE = ROOT / ".nox" / "coverage"
+DIST = ROOT / "dist"
 REPORTS = ROOT / "reports"
+COVERAGE = REPORTS / "coverage"
 CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 

@@ -79,7 +79,8 @@ def test_all_is_explicit_sorted_and_complete(path):
     assert names is not None, "no __all__"
     assert names == sorted(set(names))
     assert not [name for name in names if name.startswith("_")]
-    assert set(names) == public_names(path)
+    defined, optional = public_names(path)
+    assert defined - optional <= set(names) <= defined
 
 
 def declared_all(path):
@@ -91,21 +92,26 @@ def declared_all(path):
 
 
 def public_names(path):
-    """Names that a module defines without an underscore, type variables apart; a package's imports from itself too."""
-    names = set()
+    """Names that a module defines without an underscore (a package: also what it imports from itself), and those of
+    them that need not be listed: type variables and aliases, which help a module's own signatures."""
+    names, optional = set(), set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and not _is_type_variable(node.value):
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            assigned = {target.id for target in targets if isinstance(target, ast.Name)}
+            names |= assigned
+            optional |= assigned if _is_type(node) else set()
         elif isinstance(node, ast.ImportFrom) and path.name == "__init__.py":
             names |= {alias.asname or alias.name for alias in node.names if node.level or _is_own(node.module)}
-    return {name for name in names if not name.startswith("_")}
+    return {name for name in names if not name.startswith("_")}, optional
 
 
-def _is_type_variable(value):
-    return isinstance(value, ast.Call) and getattr(value.func, "id", None) == "TypeVar"
+def _is_type(node):
+    if isinstance(node, ast.AnnAssign):
+        return getattr(node.annotation, "id", None) == "TypeAlias"
+    return isinstance(node.value, ast.Call) and getattr(node.value.func, "id", None) == "TypeVar"
 
 
 def _is_own(module):
