@@ -99,8 +99,8 @@ class NumpyModel:
     -----
     A cache is modified in place and must not be used again once passed in, nor shared between threads; the model itself
     is never modified. A row's logits do not depend on the other rows, on padding or on how the tokens were cut into
-    blocks, except that BLAS may sum in another order for another shape: about 1e-15 of the logits' size in float64,
-    1e-6 in float32.
+    blocks, except that BLAS may sum in another order for another shape: with logits of order ten, differences of a few
+    1e-14 in float64 and up to 3e-5 in float32 were measured.
 
     Examples
     --------
