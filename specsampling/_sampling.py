@@ -7,10 +7,9 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from array_api_compat import device as device_of
 from array_api_compat import is_jax_namespace, is_torch_namespace
 
-from specsampling._arrays import namespace
+from specsampling._arrays import device, namespace
 from specsampling._model import Array
 from specsampling._selection import column, lowest_kept
 
@@ -217,12 +216,9 @@ def _normal(temperature: float | np.ndarray, exponent: int) -> float | np.ndarra
 
 def _at_least_single(logits: Array) -> tuple[Any, Array]:
     """Return the namespace, and the logits in single precision at least."""
-    if isinstance(logits, np.ndarray):
-        xp: Any = np  # array_api_compat's wrappers would be a third of a small call
-        if not logits.flags.c_contiguous:  # along any other axis NumPy's sums are not pairwise
-            logits = np.ascontiguousarray(logits)
-    else:
-        xp = namespace(logits)
+    if isinstance(logits, np.ndarray) and not logits.flags.c_contiguous:
+        logits = np.ascontiguousarray(logits)  # along any other axis NumPy's sums are not pairwise
+    xp = namespace(logits)
     dtype = logits.dtype
     if dtype in (xp.float32, xp.float64):
         return xp, logits
@@ -232,7 +228,7 @@ def _at_least_single(logits: Array) -> tuple[Any, Array]:
 
 
 def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
-    ids = xp.arange(logits.shape[-1], device=device_of(logits))
+    ids = xp.arange(logits.shape[-1], device=device(logits))
     chosen = xp.astype(xp.argmax(logits, axis=-1, keepdims=True) == ids, logits.dtype)
     # NaN is looked for by itself because XLA's maximum over a long row can miss it.
     has_law = xp.isfinite(peak) & ~xp.any(xp.isnan(logits), axis=-1, keepdims=True)

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
-from array_api_compat import device as device_of
 from array_api_compat import is_jax_array, is_torch_array
 
-from specsampling._arrays import namespace
+from specsampling._arrays import device, namespace
 from specsampling._model import Array
 
 __all__ = ["PerBatchRow", "column", "lowest_kept"]
@@ -71,7 +70,7 @@ def column(values: PerBatchRow, like: Array, dtype: Any = None) -> Any:
     if not isinstance(values, np.ndarray):
         return values
     values = values.reshape(-1, *(1,) * (like.ndim - 1))
-    return namespace(like).asarray(values, dtype=like.dtype if dtype is None else dtype, device=device_of(like))
+    return namespace(like).asarray(values, dtype=like.dtype if dtype is None else dtype, device=device(like))
 
 
 def _counts(top_k: PerBatchRow, like: Array) -> Any:
@@ -86,7 +85,7 @@ def _scaled(logits: Array, peak: Array, temperature: Any) -> Array:
 def _by_sorting(logits: Array, peak: Array, temperature: PerBatchRow, top_k: PerBatchRow, top_p: PerBatchRow) -> Array:
     xp = namespace(logits)
     size = logits.shape[-1]
-    ordered = xp.sort(logits, axis=-1, descending=True)
+    ordered = xp.flip(xp.sort(logits, axis=-1), axis=-1)
     if top_k is None:
         lowest = ordered[..., -1:]
     else:
@@ -115,7 +114,7 @@ def _at(ordered: Array, index: Array) -> Array:
 
 def _like_index(values: Any, like: Array) -> Array:
     xp = namespace(like)
-    return xp.zeros(like.shape, dtype=xp.int64, device=device_of(like)) + values
+    return xp.zeros(like.shape, dtype=xp.int64, device=device(like)) + values
 
 
 # The caller's quiet ends where PyTorch comes in; rows without a law, and weights that underflow, are no warnings.
@@ -214,11 +213,12 @@ def _by_growing_top(
 
     size = logits.shape[-1]
     num_top = min(_FIRST_TOP, size)
-    lowest = torch.full_like(peak, -math.inf)
-    if top_k is not None:
-        counts = np.minimum(top_k, size)
+    counts = None if top_k is None else np.minimum(top_k, size)
+    if counts is not None:
         num_top = max(num_top, int(np.max(counts, where=counts < size, initial=1)))
-        ordered = torch.topk(logits, num_top, dim=-1).values
+    ordered = torch.topk(logits, num_top, dim=-1).values
+    lowest = torch.full_like(peak, -math.inf)
+    if counts is not None:
         index = _like_index(_counts(counts, logits), peak)
         lowest = torch.where(index < size, _at(ordered, index.clamp(max=num_top) - 1), lowest)
     if top_p is None:
@@ -226,8 +226,6 @@ def _by_growing_top(
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     total = torch.where(logits >= lowest, weights, 0.0).sum(dim=-1, keepdim=True, dtype=wide)
     share = column(top_p, logits)
-    if top_k is None:
-        ordered = torch.topk(logits, num_top, dim=-1).values
     while True:
         mass = torch.exp(_scaled(ordered, peak, column(temperature, logits)))
         mass = torch.where(ordered >= lowest, mass, 0.0).cumsum(dim=-1, dtype=wide)
