@@ -66,10 +66,10 @@ def test_importing_the_core_does_not_touch_the_command_line():
 
 def test_importing_the_core_takes_under_300_ms_beyond_numpy():
     code = (
-        "import json, time; import numpy; start = time.perf_counter(); import specsampling;"
-        "print(json.dumps(time.perf_counter() - start))"
+        "import json, time; import numpy; start = time.process_time(); import specsampling;"
+        "print(json.dumps(time.process_time() - start))"
     )
-    # Best of several: a busy machine can make any one of them slow.
+    # Processor time and the best of several, because other workers of this very test run share the machine.
     assert min(in_a_new_process(code) for _ in range(5)) < 0.3
 
 
