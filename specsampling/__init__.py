@@ -8,7 +8,7 @@ that register themselves; `load_model` finds them by name.
 
 from specsampling._bundled import bundled
 from specsampling._compatibility import check_compatibility
-from specsampling._decoding import Decoder, DecoderState, Lookahead, generate, stream
+from specsampling._decoding import Decoder, Lookahead
 from specsampling._drafting import Context, Drafter, ModelDrafter, ModelDrafterState
 from specsampling._errors import (
     BackendError,
@@ -19,6 +19,7 @@ from specsampling._errors import (
     SpecSamplingError,
     UnknownBackendError,
 )
+from specsampling._generation import generate, stream
 from specsampling._lookup import PromptLookup, PromptLookupState
 from specsampling._model import Capabilities, Model
 from specsampling._random import CounterSource, Label, Purpose, Randomness, RandomSource, UniformRandomness
@@ -27,6 +28,7 @@ from specsampling._rejection import Proposal, Verdict, verify
 from specsampling._results import Generation, PhaseTimes, RoundInfo, Stats, StreamEvent
 from specsampling._round import DecodeRound, RoundCarry, RoundOutput, decode_round
 from specsampling._sampling import Sampling, to_probs
+from specsampling._state import DecoderState
 from specsampling._theory import best_lookahead, expected_speedup, expected_tokens
 
 CONTRACT_VERSION = "1.0"

@@ -1,5 +1,6 @@
 """Drafters: what proposes the tokens that the target then checks."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -9,6 +10,7 @@ from specsampling._feeding import feed, gather_block
 from specsampling._model import Array, Model
 from specsampling._random import Label, Purpose, Randomness
 from specsampling._rejection import Proposal
+from specsampling._requests import as_model
 from specsampling._sampling import Sampling, to_probs
 
 __all__ = ["Context", "Drafter", "ModelDrafter", "ModelDrafterState"]
@@ -48,6 +50,8 @@ class Drafter(Protocol[StateT]):
         Like a model's; a lookahead with K + 1 past it raises `CapabilityError`.
     ``num_calls : int``
         Running count of the scoring calls of the drafter's model, from which the stats take differences.
+    ``ignores_sampling : bool``
+        True says that settings for the draft would have no effect, so that `draft_sampling` is refused.
     """
 
     def init(self, batch_size: int, capacity: int) -> StateT:
@@ -118,11 +122,9 @@ class ModelDrafter:
     """
 
     def __init__(self, model: Model[Any]) -> None:
-        self.model = model
+        self.model: Model[Any] = as_model("model", model)
         self.num_calls = 0
         self._max_length: int | None = getattr(model, "max_length", None)
-        if hasattr(model, "select"):
-            self.select = self._select
 
     @property
     def vocab_size(self) -> int:
@@ -133,6 +135,16 @@ class ModelDrafter:
     def max_rollback(self) -> int | None:
         """How many tokens back the draft model can go."""
         return self.model.max_rollback
+
+    @property
+    def select(self) -> Callable[[ModelDrafterState, np.ndarray], ModelDrafterState]:
+        """Keep only some rows, ``(state, rows) -> state``; absent where the model has no ``select``."""
+        select_rows = self.model.select  # type: ignore[attr-defined]  # AttributeError: then this is absent too
+
+        def select(state: ModelDrafterState, rows: np.ndarray) -> ModelDrafterState:
+            return ModelDrafterState(select_rows(state.cache, rows), to_host(state.num_held)[rows], state.like)
+
+        return select
 
     def init(self, batch_size: int, capacity: int) -> ModelDrafterState:
         """Return an empty draft cache."""
@@ -160,10 +172,11 @@ class ModelDrafter:
     ) -> tuple[Proposal, ModelDrafterState]:
         """Draw `lookahead` tokens per row, one after another, from the draft model's law under `sampling`."""
         if is_host(context.lengths):
+            held, lengths = self._span(context.lengths, to_host(state.num_held))
             if lookahead == 0 or not self._is_within(context.lengths).any():
-                # Nothing to draw: what the cache lacks can wait for the next round that drafts.
-                return _empty_proposal(context, lookahead), state
-            state = self.catch_up(state, context, _WIDEST_SCORED_BLOCK)
+                # Nothing to draw: what the cache lacks can wait, but not the news of what in it was not committed.
+                return _empty_proposal(context, lookahead), state._replace(num_held=held)
+            state = self.catch_up(state, context, self._widest_block(context, held))
             held, lengths = self._span(context.lengths, to_host(state.num_held))
             width = int((lengths - held).max())
         else:
@@ -209,10 +222,16 @@ class ModelDrafter:
         self.num_calls += 1
         return self.model.score(cache, tokens)
 
+    def _widest_block(self, context: Context, held: np.ndarray) -> int:
+        """Return how wide a padded block may be: every row must have room for it, and be able to go back over it."""
+        room: int = context.tokens.shape[1] - int(held.max())
+        rollback = self.model.max_rollback
+        return min(_WIDEST_SCORED_BLOCK, room, _WIDEST_SCORED_BLOCK if rollback is None else rollback)
+
     def _is_within(self, lengths: Array) -> Array:
         """Whether each row's text fits the model's context limit."""
         if self._max_length is None:
-            return lengths == lengths
+            return namespace(lengths).ones_like(lengths, dtype=bool)
         return lengths <= self._max_length
 
     def _span(self, lengths: Array, num_held: Array) -> tuple[Array, Array]:
@@ -223,10 +242,6 @@ class ModelDrafter:
         xp = namespace(lengths)
         held = xp.minimum(num_held, lengths - 1)
         return held, xp.where(self._is_within(lengths), lengths, held)
-
-    def _select(self, state: ModelDrafterState, rows: np.ndarray) -> ModelDrafterState:
-        cache = self.model.select(state.cache, rows)  # type: ignore[attr-defined]
-        return ModelDrafterState(cache, state.num_held[rows], state.like)
 
 
 def _empty_proposal(context: Context, lookahead: int) -> Proposal:

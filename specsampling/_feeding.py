@@ -28,6 +28,8 @@ def feed(
 
     Rows differ in length, so blocks are padded on the right with id 0 and each row is rolled back to its own length
     after *each* chunk: a recurrent model can only go back `max_rollback` tokens, and padding must never be remembered.
+    No block reaches past column C, where the cache ends: of a row that is fed nothing, because it is finished or past
+    the context limit, the cache may be nearly full.
 
     Parameters
     ----------
@@ -36,7 +38,7 @@ def feed(
     cache : object
         Its cache, which holds ``start[b]`` tokens of row b. Must not be used again.
     tokens, start, stop : ndarray
-        Host integer arrays: the text ``(B, C)`` and how much of it is held and wanted, ``(B,)`` each.
+        Host integer arrays: the text ``(B, C)`` and how much of it is held (less than C) and wanted, ``(B,)`` each.
     like : array or None
         An array from the model's earlier answers, None before the first.
 
@@ -50,7 +52,7 @@ def feed(
     stop = np.maximum(start, stop)
     while True:
         missing = stop - start
-        width = min(chunk, int(missing.max()))
+        width = min(chunk, int(missing.max()), tokens.shape[1] - int(start.max()))
         if width <= 0:
             return Fed(cache, like, num_calls)
         block = gather_block(tokens, start, stop, width)

@@ -8,6 +8,7 @@ from specsampling._arrays import to_host
 from specsampling._drafting import Context
 from specsampling._random import Randomness
 from specsampling._rejection import Proposal
+from specsampling._requests import as_count
 from specsampling._sampling import Sampling
 
 __all__ = ["PromptLookup", "PromptLookupState"]
@@ -66,13 +67,15 @@ class PromptLookup:
     ([[7, 8, 5]], [3])
     """
 
-    def __init__(self, *, max_ngram: int = 3, min_ngram: int = 1) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(f"`min_ngram` must lie in 1 to `max_ngram` = {max_ngram}, got {min_ngram}")
-        self.max_ngram = max_ngram
-        self.min_ngram = min_ngram
+    ignores_sampling = True
 
-    def init(self, batch_size: int, capacity: int) -> PromptLookupState:
+    def __init__(self, *, max_ngram: int = 3, min_ngram: int = 1) -> None:
+        self.max_ngram = as_count("max_ngram", max_ngram, minimum=1)
+        self.min_ngram = as_count("min_ngram", min_ngram, minimum=1)
+        if min_ngram > max_ngram:
+            raise ValueError(f"`min_ngram` must be at most `max_ngram`, got {min_ngram} and {max_ngram}")
+
+    def init(self, batch_size: int, capacity: int) -> PromptLookupState:  # noqa: ARG002
         """Return an empty index for each row; `capacity` is not needed."""
         return PromptLookupState([{} for _ in range(batch_size)], [0] * batch_size)
 
@@ -81,8 +84,8 @@ class PromptLookup:
         state: PromptLookupState,
         context: Context,
         lookahead: int,
-        sampling: Sampling,
-        randomness: Randomness | None,
+        sampling: Sampling,  # noqa: ARG002
+        randomness: Randomness | None,  # noqa: ARG002
     ) -> tuple[Proposal, PromptLookupState]:
         """Look every row's last n-gram up; neither `sampling` nor `randomness` is used."""
         lengths = to_host(context.lengths)

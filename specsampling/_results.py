@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-__all__ = ["FinishReason", "Generation", "PhaseTimes", "RoundInfo", "Stats", "StreamEvent"]
+__all__ = ["FinishReason", "Generation", "PhaseTimes", "RoundInfo", "Stats", "StatsBuilder", "StreamEvent"]
 
 FinishReason = Literal["stop", "length"]
 
@@ -168,7 +168,7 @@ class Stats:
     expected_accepted: float = 0.0
     undrafted: int = 0
     point_mass_proposed: int = 0
-    times: PhaseTimes = PhaseTimes()
+    times: PhaseTimes = field(default_factory=PhaseTimes)
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -215,9 +215,8 @@ class StatsBuilder:
 
     def __init__(self, config: Mapping[str, Any], prefill: float) -> None:
         self._config = dict(config)
-        self._counts = dict.fromkeys(
-            ("rounds", "draft_calls", "proposed", "tested", "accepted", "emitted", "undrafted", "point_mass_proposed"), 0
-        )
+        names = "rounds draft_calls proposed tested accepted emitted undrafted point_mass_proposed"
+        self._counts = dict.fromkeys(names.split(), 0)
         self._per_slot = np.zeros((3, 1), dtype=np.int64)  # accepted, tested, histogram
         self._overlap = 0.0
         self._times = PhaseTimes(prefill=prefill)

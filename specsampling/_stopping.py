@@ -57,27 +57,18 @@ class StopRules:
         Commit
             Up to and including the first token at which a row ends.
         """
-        num_emitted = counts.copy()
-        is_stopped = np.zeros(counts.shape, dtype=np.bool_)
-        last_ids = [*self.end_tokens, *(sequence[-1] for sequence in self.stop_sequences)]
-        if not last_ids or not counts.size:
-            return Commit(num_emitted, is_stopped)
+        if not (self.end_tokens or self.stop_sequences):
+            return Commit(counts, np.zeros(counts.shape, dtype=np.bool_))
         slots = np.arange(int(counts.max()))
+        is_candidate = slots < counts[:, None]
         block = tokens[rows[:, None], np.minimum(starts[:, None] + slots, tokens.shape[1] - 1)]
-        candidates = (slots < counts[:, None]) & np.isin(block, last_ids)
-        for index, slot in zip(*np.nonzero(candidates), strict=True):  # in order of rows, then of slots
-            if is_stopped[index]:
-                continue
-            stop = starts[index] + slot + 1
-            if block[index, slot] in self.end_tokens or self._ends_with_sequence(
-                tokens[rows[index], prompts[index] : stop]
-            ):
-                num_emitted[index] = slot + 1
-                is_stopped[index] = True
-        return Commit(num_emitted, is_stopped)
-
-    def _ends_with_sequence(self, text: np.ndarray) -> bool:
-        return any(
-            len(sequence) <= len(text) and tuple(text[len(text) - len(sequence) :].tolist()) == sequence
-            for sequence in self.stop_sequences
-        )
+        ends_row = is_candidate & np.any(block[:, :, None] == np.asarray(self.end_tokens, dtype=np.int64), axis=2)
+        for sequence in self.stop_sequences:
+            # Text is looked back at only where a sequence's last id stands.
+            index, slot = np.nonzero(is_candidate & (block == sequence[-1]))
+            first = starts[index] + slot + 1 - len(sequence)
+            window = np.maximum(first[:, None] + np.arange(len(sequence)), 0)
+            is_match = np.all(tokens[rows[index][:, None], window] == np.asarray(sequence), axis=1)
+            ends_row[index, slot] |= is_match & (first >= prompts[index])
+        is_stopped = np.any(ends_row, axis=1)
+        return Commit(np.where(is_stopped, np.argmax(ends_row, axis=1) + 1, counts), is_stopped)

@@ -13,8 +13,8 @@ from specsampling._bundled import bundled
 from specsampling._cli._compare import Comparison, compare
 from specsampling._cli._display import Kind, Palette, describe, kinds_of, table
 from specsampling._cli._text import TextStream, Tokenizer, end_tokens, load_tokenizer
-from specsampling._decoding import _start, generate
 from specsampling._errors import BackendError
+from specsampling._generation import generate, start
 from specsampling._lookup import PromptLookup
 from specsampling._model import Model
 from specsampling._registry import load_model
@@ -130,15 +130,7 @@ def prepare(arguments: Namespace) -> Task:
 def decode(task: Task, *, quiet: bool, color: str) -> tuple[Generation, float, list[Kind]]:
     """Generate once, printing prompt and text as it comes unless `quiet`."""
     began = time.perf_counter()
-    running = _start(
-        {
-            "target": task.target,
-            "drafter": task.drafter,
-            "prompts": [task.prompt_ids],
-            "row_ids": None,
-            **task.options,
-        }
-    )
+    running = start(task.target, task.drafter, [task.prompt_ids], {**task.options, "row_ids": None})
     kinds: list[Kind] = []
     if quiet:
         for info in running.rounds():

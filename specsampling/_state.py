@@ -1,0 +1,147 @@
+"""A batch between two rounds, and how a round's tokens become part of it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from specsampling._errors import NonFiniteLogitsError
+from specsampling._results import PhaseTimes, RoundInfo
+from specsampling._round import RoundCarry, RoundOutput
+from specsampling._stopping import StopRules
+
+__all__ = ["LENGTH", "REASONS", "RUNNING", "STOP", "DecoderState", "commit_round"]
+
+RUNNING, STOP, LENGTH = 0, 1, 2
+"""What `DecoderState.finished` says of a row."""
+
+REASONS = np.array([None, "stop", "length"], dtype=object)
+"""The same as users read it."""
+
+
+class DecoderState(NamedTuple):
+    """A batch between two rounds. Owned linearly: `step` takes it over, and refuses to take it twice.
+
+    Attributes
+    ----------
+    tokens : ndarray
+        Integer array ``(B, C)``: prompt and committed tokens of every row; what lies past its length is undefined.
+    lengths : ndarray
+        Integer array ``(B,)``: committed tokens per row, prompt included.
+    prompt_lengths, max_new_tokens, row_ids, rounds : ndarray
+        Integer arrays ``(B,)``: what the row began with, its limit, the id its randomness is drawn under and how many
+        rounds it has had.
+    finished : ndarray
+        Integer array ``(B,)``: 0 while a row goes on, 1 when it met an end token or stop sequence, 2 at its limit.
+    rows : ndarray
+        Integer array: the rows that the caches hold, in order. Finished rows are dropped from it where both models can
+        select.
+    carry : RoundCarry
+        Caches.
+    max_lookahead : int
+        Largest K that the caches have room for.
+    permit : list
+        One entry while the state may still be given to `step`, none afterwards.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    prompt_lengths: np.ndarray
+    max_new_tokens: np.ndarray
+    row_ids: np.ndarray
+    rounds: np.ndarray
+    finished: np.ndarray
+    rows: np.ndarray
+    carry: RoundCarry
+    max_lookahead: int
+    permit: list[bool]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every row has finished."""
+        return bool(np.all(self.finished != RUNNING))
+
+    def new_tokens(self, row: int) -> list[int]:
+        """Return the tokens that `row` has committed after its prompt."""
+        tokens: list[int] = self.tokens[row, self.prompt_lengths[row] : self.lengths[row]].tolist()
+        return tokens
+
+    def limits(self) -> np.ndarray:
+        """Return how many tokens each of `rows` may still emit; 0 once it has finished."""
+        rows = self.rows
+        left = self.max_new_tokens[rows] - (self.lengths[rows] - self.prompt_lengths[rows])
+        return np.where(self.finished[rows] == RUNNING, left, 0).astype(np.int32)
+
+
+def commit_round(state: DecoderState, output: RoundOutput, stop_rules: StopRules) -> tuple[DecoderState, RoundInfo]:
+    """Write a round's tokens down, up to where each row ends, and report.
+
+    Parameters
+    ----------
+    state : DecoderState
+        The batch before the round, its text unchanged since. Must not be used again.
+    output : RoundOutput
+        What the round returned for ``state.rows``, on the host.
+    stop_rules : StopRules
+        Where rows end.
+
+    Returns
+    -------
+    DecoderState
+        The batch after the round, with the caches it had before.
+    RoundInfo
+        What the round did, times left at zero.
+
+    Raises
+    ------
+    NonFiniteLogitsError
+        If a row of logits had no law; nothing is written then.
+    """
+    _check_finite(state, output)
+    limits = state.limits()
+    active = np.nonzero(limits)[0]
+    rows = state.rows[active]
+    block = output.tokens[active]
+    num_accepted = output.num_accepted[active].astype(np.int64)
+    num_proposed = output.num_proposed[active].astype(np.int64)
+    starts, prompts = state.lengths[rows], state.prompt_lengths[rows]
+    slots = np.arange(block.shape[1])
+    state.tokens[rows[:, None], starts[:, None] + slots] = block
+    num_emitted, is_stopped = stop_rules.commit(state.tokens, rows, prompts, starts, num_accepted + 1)
+    num_tested = np.minimum(np.minimum(num_accepted + 1, num_proposed), num_emitted)
+    reasons = np.where(is_stopped, STOP, np.where(num_emitted == limits[active], LENGTH, RUNNING))
+
+    lengths, finished, rounds = state.lengths.copy(), state.finished.copy(), state.rounds.copy()
+    lengths[rows] += num_emitted.astype(lengths.dtype)
+    finished[rows] = reasons
+    rounds[rows] += 1
+    is_tested = slots[:-1] < num_tested[:, None]
+    info = RoundInfo(
+        lookahead=block.shape[1] - 1,
+        rows=rows,
+        tokens=np.where(slots < num_emitted[:, None], block, 0),
+        num_emitted=num_emitted,
+        num_proposed=num_proposed,
+        num_tested=num_tested,
+        num_accepted=np.minimum(num_accepted, num_emitted),
+        overlap=np.where(is_tested, output.overlap[active], 0.0).sum(axis=1, dtype=np.float64),
+        logprobs=None if output.logprobs is None else output.logprobs[active],
+        finish_reasons=REASONS[reasons],
+        draft_calls=int(output.draft_calls),
+        is_point_mass=bool(output.is_point_mass),
+        times=PhaseTimes(),
+    )
+    return state._replace(lengths=lengths, finished=finished, rounds=rounds), info
+
+
+def _check_finite(state: DecoderState, output: RoundOutput) -> None:
+    for model, slots in (("draft", output.bad_draft_slot), ("target", output.bad_target_slot)):
+        for index in np.nonzero(slots >= 0)[0].tolist():
+            row = int(state.rows[index])
+            position = int(state.lengths[row]) + int(slots[index])
+            raise NonFiniteLogitsError(
+                f"the {model} returned logits without a law (NaN, +inf, or nothing but -inf) for row {row}, position "
+                f"{position}; nothing of this round was committed",
+                row=row,
+                position=position,
+                model=model,
+            )
