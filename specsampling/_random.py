@@ -380,7 +380,7 @@ class CounterSource:
         if not 0 <= lookahead < 2**24:
             raise ValueError(f"`lookahead` must lie in 0 to 2**24 - 1, got {lookahead}")
         ids, counts = _integers(row_ids, "row_ids"), _integers(rounds, "rounds")
-        if ids.size == 0 or ids.shape != counts.shape:
+        if ids.ndim != 1 or ids.size == 0 or ids.shape != counts.shape:
             raise ValueError(
                 f"`row_ids` and `rounds` must both have shape (B,), B at least 1, got {ids.shape} and {counts.shape}"
             )
@@ -441,7 +441,7 @@ def _draw_ahead(
         # Lookaheads that alternate shall not draw anew each time.
         lookahead = max(lookahead, min(previous.lookahead, 16))
         drawn = previous.uniforms.shape[0]
-        if np.array_equal(rounds, previous.first_rounds + drawn):
+        if rounds.max() == previous.first_rounds.max() + drawn:  # rounds follow each other
             num_rounds = min(2 * drawn, _MOST_ROUNDS)
     num_slots = 2 * lookahead + 1
     num_rounds = min(num_rounds, max(1, _MOST_SLOTS // (row_ids.size * num_slots)), 2**32 - int(rounds.max()))
