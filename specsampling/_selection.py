@@ -229,8 +229,9 @@ def _by_growing_top(
     while True:
         mass = torch.exp(_scaled(ordered, peak, column(temperature, logits)))
         mass = torch.where(ordered >= lowest, mass, 0.0).cumsum(dim=-1, dtype=wide)
-        # A row is settled once its sum is reached, or top-k bounds it before that, or it has no law at all.
-        settled = (mass[..., -1:] >= share * total) | (ordered[..., -1:] <= lowest) | ~torch.isfinite(peak)
+        # A row is settled once its sum is reached, or top-k bounds it before that, or there is nothing to find.
+        settled = (mass[..., -1:] >= share * total) | (ordered[..., -1:] <= lowest)
+        settled = settled | (share >= 1.0) | ~torch.isfinite(peak)
         if num_top == size or bool(settled.all()):
             return _nucleus_edge(ordered, mass, total, lowest, share)
         num_top *= _GROWTH
