@@ -93,6 +93,7 @@ def wheel(session: nox.Session) -> None:
     """Build the sdist and, from it, the wheel that other sessions test; look inside and run the README's command."""
     install(session, groups=("package",))
     shutil.rmtree(DIST, ignore_errors=True)
+    shutil.rmtree(COVERAGE, ignore_errors=True)  # that of an older wheel
     session.run("python", "-m", "build", "--outdir", str(DIST), str(ROOT), silent=True)
     (built,) = DIST.glob("*.whl")
     with zipfile.ZipFile(built) as archive:
@@ -129,10 +130,11 @@ def tests(session: nox.Session, framework: str) -> None:
 def coverage(session: nox.Session) -> None:
     """Add up the coverage of the tests sessions that ran; less than every branch of core and NumPy backend fails."""
     install(session, groups=("coverage",))
-    if not any(COVERAGE.glob(".coverage.*")):
+    recorded = sorted(COVERAGE.glob(".coverage.*"))
+    if not recorded:
         session.error("no coverage recorded: run `nox -s tests coverage`")
     together = str(COVERAGE / "together")
-    session.run("coverage", "combine", "--keep", "--data-file", together, str(COVERAGE), silent=True)
+    session.run("coverage", "combine", "--keep", "--data-file", together, *map(str, recorded), silent=True)
     session.run("coverage", "report", "--data-file", together)
 
 
