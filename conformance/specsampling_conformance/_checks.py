@@ -40,7 +40,7 @@ class NotApplicable(Exception):  # noqa: N818 - a verdict and not an error
     """The clause says nothing about this adapter; the message says why."""
 
 
-class CheckFailure(AssertionError):
+class CheckFailure(AssertionError):  # noqa: N818 - as above
     """An adapter broke a clause.
 
     Attributes
@@ -97,7 +97,21 @@ class Measured(NamedTuple):
     certified_tv : float or None
         Total variation that the samples certify.
     values : mapping of str to anything JSON can hold
-        Whatever else the report shows, such as ``{"delta": 3e-7}``.
+        Whatever else the report shows, such as ``{"delta": 3e-7}``; the rounding a check measures is always called
+        ``delta``. Data for the report's plots stand under ``plot``, a mapping with any of these keys:
+
+        ``exact_law``
+            List of ``[label, expected, got]``: cells of a law, what they should be and what they are.
+        ``e_path``
+            List of ``[n, ln_e]``: the logarithm of the e-value after n samples, at every look.
+        ``threshold``
+            What ``ln_e`` must stay below: ``ln(1 / alpha)``.
+        ``delta``
+            Mapping of dtype to ``[measured, cap]``, for checks that measure several dtypes at once.
+        ``acceptance_per_slot``
+            List with, for each draft slot, the fraction of tested tokens that were accepted.
+        ``expected_acceptance_per_slot``
+            The same from the exact law, where it is known.
     """
 
     exact_tv: float | None = None
@@ -120,11 +134,14 @@ class Effort:
         Most calls in one of them.
     shrink : bool
         Whether a failing sequence is made as short as possible; not for failures that were expected.
+    tv : float
+        Total variation that the sampled checks certify.
     """
 
     examples: int = 25
     steps: int = 8
     shrink: bool = True
+    tv: float = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +354,7 @@ def run_check(entry: Check, subject: Subject, *, clock: Callable[[], float]) -> 
         except CheckFailure as failure:
             status, diagnosis = "failed", f"{dtype}: {failure.diagnosis}"
             break
-        except Exception as error:  # noqa: BLE001 - whatever an adapter raises is a result
+        except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             status, diagnosis = "failed", f"{dtype}: raised {type(error).__name__}: {error} ({place})"
