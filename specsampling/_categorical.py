@@ -91,8 +91,8 @@ def boundaries(weights: Array) -> Array:
     """
     xp = namespace(weights)
     # The sums are taken in whole numbers, which makes them exact, and the same in any order. In floating point equal
-    # terms are all rounded the same way, so that the errors add up (1.5e-5 on "0.99 on one id"); and where a device sums
-    # in parallel the sums are not even monotone, and an id of weight zero could be drawn. What is cut off is less than
+    # terms are all rounded the same way, and the errors add up (1.5e-5 on "0.99 on one id"); and where a device sums in
+    # parallel the sums are not even monotone, so that an id of weight zero could be drawn. What is cut off is less than
     # one unit per id, 2**-30 of the sum in float32.
     integer, one = (xp.int32, 2.0**30) if weights.dtype == xp.float32 else (xp.int64, 2.0**60)
     total = xp.sum(weights, axis=-1, keepdims=True, dtype=weights.dtype)

@@ -207,7 +207,7 @@ def test_lookahead_that_does_not_fit_is_refused(lookahead: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.uint64, np.int64])
-def test_row_ids_of_any_integer_type_are_the_same_rows(dtype: type) -> None:
+def test_row_ids_of_any_integer_type_are_the_same_rows(dtype: Any) -> None:
     expected = CounterSource(0).begin_round([3, 200], [1, 0], 1).uniforms
     got = CounterSource(0).begin_round(np.array([3, 200], dtype), np.array([1, 0], dtype), 1).uniforms
     np.testing.assert_array_equal(got, expected)
@@ -219,6 +219,9 @@ def test_last_rounds_can_be_had() -> None:
     for round_ in (last - 1, last):
         uniforms = source.begin_round([last], [round_], 1).uniforms
         assert uniforms[0, 0, 0] == expected_uniform(0, last, round_, DRAFT, 0)
+    # Drawing ahead does not go past the end either.
+    with pytest.raises(ValueError, match="`rounds` must lie in"):
+        source.begin_round([last], [last + 1], 1)
 
 
 def test_caller_may_write_into_the_uniforms() -> None:
@@ -278,11 +281,11 @@ def test_float32_uniforms_are_the_first_23_bits_of_the_float64_ones(framework: A
         np.testing.assert_array_equal(to_host(UniformRandomness(converted, 4).uniforms_like(like)), to_host(converted))
 
 
-def constant_round(uniform: float, batch_size: int, lookahead: int, dtype: type = np.float64) -> UniformRandomness:
+def constant_round(uniform: float, batch_size: int, lookahead: int, dtype: Any = np.float64) -> UniformRandomness:
     return UniformRandomness(np.full((batch_size, 2 * lookahead + 1, 3), uniform, dtype), lookahead)
 
 
-def acceptance(framework: Any, uniform: float, numerator: Any, denominator: Any, dtype: type) -> list[bool]:
+def acceptance(framework: Any, uniform: float, numerator: Any, denominator: Any, dtype: Any) -> list[bool]:
     p, q = np.array([numerator], dtype), np.array([denominator], dtype)
     uniforms = constant_round(uniform, 1, p.shape[1], dtype).uniforms
 
@@ -297,7 +300,7 @@ def acceptance(framework: Any, uniform: float, numerator: Any, denominator: Any,
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("end", ["zero", "smallest", "largest"])
-def test_certain_answers_do_not_depend_on_the_uniform(dtype: type, end: str, framework: Any) -> None:
+def test_certain_answers_do_not_depend_on_the_uniform(dtype: Any, end: str, framework: Any) -> None:
     # fault #19: with a uniform of exactly 0 too, what the target forbids is rejected; with the largest, equals stay
     uniform = {"zero": 0.0, "smallest": SMALLEST[dtype], "largest": LARGEST[dtype]}[end]
     eps = float(np.finfo(dtype).eps)
@@ -327,7 +330,7 @@ def test_certain_answers_do_not_depend_on_the_uniform(dtype: type, end: str, fra
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_accepts_where_the_uniform_times_the_denominator_is_less(dtype: type, framework: Any) -> None:
+def test_accepts_where_the_uniform_times_the_denominator_is_less(dtype: Any, framework: Any) -> None:
     # 0.5 * q is exact: equality rejects.
     up = float(np.nextafter(dtype(0.25), dtype(1)))
     down = float(np.nextafter(dtype(0.25), dtype(0)))
@@ -478,7 +481,7 @@ def test_bfloat16_weights_are_raised_to_float32(module: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.bool, np.complex128, np.longdouble])
-def test_weights_that_are_not_floats_of_at_most_64_bits_are_refused(dtype: type) -> None:
+def test_weights_that_are_not_floats_of_at_most_64_bits_are_refused(dtype: Any) -> None:
     with pytest.raises(TypeError, match="weights must be real floating-point numbers of at most 64 bits, got"):
         constant_round(0.5, 1, 1).categorical(np.ones((1, 3), dtype), RESAMPLE)
 
