@@ -1,5 +1,6 @@
 """The accept/resample step of speculative sampling: which drafted tokens stay, and what follows them."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ from specsampling._arrays import device, namespace, pick, take_along_axis, take_
 from specsampling._model import Array
 from specsampling._random import Label, Purpose, Randomness
 
-__all__ = ["Proposal", "Verdict", "verify"]
+__all__ = ["Proposal", "Verdict", "check_values", "verify"]
 
 
 class Proposal(NamedTuple):
@@ -103,44 +104,42 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
     """
     _check_shapes(proposal, target_probs)
     if validate:
-        _check_values(proposal, target_probs)
-    xp = namespace(target_probs)
+        check_values(proposal, target_probs)
     tokens, num_tokens, draft_probs = proposal
+    xp = namespace(*(x for x in (*proposal, target_probs) if x is not None))
     lookahead = tokens.shape[1]
     if lookahead == 0:
         weights = target_probs[:, 0, :]
         next_token = randomness.categorical(weights, Label(Purpose.RESAMPLE, 0))
         return Verdict(xp.zeros_like(num_tokens), xp.astype(next_token, tokens.dtype, copy=False))
     if draft_probs is not None:
-        # One dtype for both sides: a float32 law is exactly a float64 one, never the other way round.
-        dtype = xp.result_type(target_probs, draft_probs)
+        # One dtype for both sides, in which their difference is precise: a float32 law is exactly a float64 one, never
+        # the other way round.
+        dtype = xp.result_type(target_probs.dtype, draft_probs.dtype, xp.float32)
         target_probs = xp.astype(target_probs, dtype, copy=False)
         draft_probs = xp.astype(draft_probs, dtype, copy=False)
 
-    slots = xp.arange(lookahead, dtype=num_tokens.dtype, device=device(tokens))
+    vocab_size = target_probs.shape[-1]
+    slots = xp.arange(lookahead, device=device(tokens))
     # A slot that holds no proposal, or an id that the target lacks, has probability zero and is rejected with
     # certainty: neither needs a mask of its own further on.
-    is_known = (slots[None, :] < num_tokens[:, None]) & (tokens >= 0) & (tokens < target_probs.shape[-1])
-    ids = xp.where(is_known, tokens, xp.zeros_like(tokens))
-    target_prob = pick(target_probs[:, :lookahead, :], ids)
-    target_prob = xp.where(is_known, target_prob, xp.zeros_like(target_prob))
-    if draft_probs is None:
-        draft_prob = xp.ones_like(target_prob)
-    else:
-        draft_prob = pick(draft_probs, ids)
+    is_known = (slots < num_tokens[:, None]) & (tokens >= 0) & (tokens < vocab_size)
+    ids = xp.where(is_known, tokens, 0)
+    target_prob = xp.where(is_known, pick(target_probs[:, :lookahead, :], ids), 0.0)
+    draft_prob = xp.ones_like(target_prob) if draft_probs is None else pick(draft_probs, ids)
     is_accepted = randomness.accept(target_prob, draft_prob, Label(Purpose.ACCEPT, 0))
     leading = xp.cumulative_prod(xp.astype(is_accepted, num_tokens.dtype), axis=1)
     num_accepted = xp.sum(leading, axis=1, dtype=num_tokens.dtype)
 
     weights = take_rows(target_probs, num_accepted)
+    # Any slot will do where nothing was rejected: the residual is then not used.
     rejected_slot = xp.where(num_accepted < lookahead, num_accepted, lookahead - 1)
     if draft_probs is None:
         rejected = take_along_axis(tokens, rejected_slot[:, None], 1)
-        vocabulary = xp.arange(weights.shape[-1], dtype=tokens.dtype, device=device(tokens))
-        residual = xp.where(vocabulary[None, :] == rejected, xp.zeros_like(weights), weights)
+        residual = xp.where(xp.arange(vocab_size, device=device(tokens)) == rejected, 0.0, weights)
     else:
         excess = weights - take_rows(draft_probs, rejected_slot)
-        residual = xp.where(excess > 0, excess, xp.zeros_like(excess))
+        residual = xp.where(excess > 0, excess, 0.0)
     use_residual = (num_accepted < num_tokens) & (xp.max(residual, axis=-1) > 0)
     weights = xp.where(use_residual[:, None], residual, weights)
     next_token = randomness.categorical(weights, Label(Purpose.RESAMPLE, 0))
@@ -150,52 +149,77 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
 def _check_shapes(proposal: Proposal, target_probs: Array) -> None:
     tokens, num_tokens, draft_probs = proposal
     if tokens.ndim != 2:
-        raise ValueError(f"`tokens` must have shape (B, K), got {tokens.shape}")
+        raise ValueError(f"`tokens` must have shape (B, K), got {tuple(tokens.shape)}")
     batch_size, lookahead = tokens.shape
-    if num_tokens.shape != (batch_size,):
-        raise ValueError(f"`num_tokens` must have shape (B,) = ({batch_size},), got {num_tokens.shape}")
-    if target_probs.ndim != 3 or target_probs.shape[:2] != (batch_size, lookahead + 1):
+    if tuple(num_tokens.shape) != (batch_size,):
+        raise ValueError(f"`num_tokens` must have shape (B,) = ({batch_size},), got {tuple(num_tokens.shape)}")
+    if target_probs.ndim != 3 or tuple(target_probs.shape[:2]) != (batch_size, lookahead + 1):
         raise ValueError(
             f"`target_probs` must have shape (B, K + 1, V) with B = {batch_size} and K = {lookahead}, "
-            f"got {target_probs.shape}"
+            f"got {tuple(target_probs.shape)}"
         )
     expected = (batch_size, lookahead, target_probs.shape[-1])
-    if draft_probs is not None and draft_probs.shape != expected:
-        raise ValueError(f"`draft_probs` must have shape (B, K, V) = {expected}, got {draft_probs.shape}")
+    if draft_probs is not None and tuple(draft_probs.shape) != expected:
+        raise ValueError(f"`draft_probs` must have shape (B, K, V) = {expected}, got {tuple(draft_probs.shape)}")
 
 
-def _check_values(proposal: Proposal, target_probs: Array) -> None:
+def check_values(proposal: Proposal, target_probs: Array, rows: Iterable[int] | None = None) -> None:
+    """Raise ValueError for what :func:`verify` trusts and a law or a proposal cannot hold; looks on the host.
+
+    Parameters
+    ----------
+    proposal : Proposal
+        As for :func:`verify`, shapes checked.
+    target_probs : array
+        As for :func:`verify`.
+    rows : iterable of int, optional
+        The rows to look at; None looks at all.
+    """
     tokens, num_tokens = to_host(proposal.tokens), to_host(proposal.num_tokens)
-    target = to_host(target_probs)
-    draft = None if proposal.probs is None else to_host(proposal.probs)
-    vocab_size = target.shape[-1]
-    for row, count in enumerate(num_tokens.tolist()):
-        if not 0 <= count <= tokens.shape[1]:
-            raise ValueError(f"`num_tokens` must lie in 0 to {tokens.shape[1]}, got {count} in row {row}")
+    target = _HostLaws("target_probs", target_probs)
+    draft = None if proposal.probs is None else _HostLaws("draft_probs", proposal.probs)
+    lookahead, vocab_size = tokens.shape[1], target_probs.shape[-1]
+    for row in range(tokens.shape[0]) if rows is None else rows:
+        count = int(num_tokens[row])
+        if not 0 <= count <= lookahead:
+            raise ValueError(f"`num_tokens` must lie in 0 to {lookahead}, got {count} in row {row}")
         for slot in range(count + 1):
-            _check_law("target_probs", target[row, slot], row, slot)
+            target.check(row, slot)
         for slot in range(count):
             token = int(tokens[row, slot])
             if not 0 <= token < vocab_size:
                 raise ValueError(f"`tokens` must lie in 0 to {vocab_size - 1}, got {token} in row {row}, slot {slot}")
             if draft is None:
                 continue
-            _check_law("draft_probs", draft[row, slot], row, slot)
-            if draft[row, slot, token] == 0:
+            draft.check(row, slot)
+            if draft.probs[row, slot, token] == 0:
                 raise ValueError(
-                    f"`draft_probs` gives probability 0 to the proposed token {token} in row {row}, slot {slot}; report "
-                    "the law that the token was drawn from, or None for a token that was chosen"
+                    f"`draft_probs` gives probability 0 to the proposed token {token} in row {row}, slot {slot}; "
+                    "report the law that the token was drawn from, or None for a token that was chosen"
                 )
 
 
-def _check_law(name: str, law: np.ndarray, row: int, slot: int) -> None:
-    where = f"in row {row}, slot {slot}"
-    if np.isnan(law).any():
-        raise ValueError(f"`{name}` must not be NaN, got NaN for id {int(np.argmax(np.isnan(law)))} {where}")
-    if (law < 0).any():
-        raise ValueError(f"`{name}` must not be negative, got {law.min()} for id {int(np.argmin(law))} {where}")
-    total = float(np.sum(law, dtype=np.float64))
-    # Rounding of a normalised row: half a unit in the last place an entry, which adds up like a random walk.
-    tolerance = float(np.finfo(law.dtype).eps) * (8 + law.shape[-1] ** 0.5)
-    if not abs(total - 1) <= tolerance:
-        raise ValueError(f"`{name}` must sum to one, got {total} {where}")
+class _HostLaws:
+    """Rows of probabilities on the host, and how far from one their sums may be."""
+
+    def __init__(self, name: str, probs: Array) -> None:
+        xp = namespace(probs)
+        info = xp.finfo(probs.dtype)
+        self.name = name
+        # NumPy has no bfloat16.
+        self.probs = to_host(xp.astype(probs, xp.float32) if info.bits < 32 else probs)
+        # Rounding of the entries, and of the sum they were divided by: made in single precision at least, each addition
+        # is off by half a unit in the last place, which adds up like a random walk.
+        self.tolerance = 8 * float(info.eps) + probs.shape[-1] ** 0.5 * min(float(info.eps), 2.0**-23)
+
+    def check(self, row: int, slot: int) -> None:
+        law, where = self.probs[row, slot], f"in row {row}, slot {slot}"
+        if np.isnan(law).any():
+            raise ValueError(f"`{self.name}` must not be NaN, got NaN for id {int(np.argmax(np.isnan(law)))} {where}")
+        if (law < 0).any():
+            raise ValueError(
+                f"`{self.name}` must not be negative, got {law.min()} for id {int(np.argmin(law))} {where}"
+            )
+        total = float(np.sum(law, dtype=np.float64))
+        if not abs(total - 1) <= self.tolerance:
+            raise ValueError(f"`{self.name}` must sum to one, got {total} {where}")

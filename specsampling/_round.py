@@ -4,11 +4,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from specsampling._arrays import device, move, namespace, pad_last, pick, take_along_axis
+from specsampling._arrays import device, move, namespace, pad_last, pick, take_along_axis, to_host
 from specsampling._drafting import Context, Drafter
 from specsampling._model import Array, Model
 from specsampling._random import Randomness
-from specsampling._rejection import Proposal, verify
+from specsampling._rejection import Proposal, check_values, verify
 from specsampling._sampling import Sampling, to_probs
 
 __all__ = ["DecodeRound", "LogprobsKind", "RoundCarry", "RoundOutput", "decode_round"]
@@ -184,6 +184,11 @@ def decode_round(
             randomness,
         )
     draft_calls = getattr(drafter, "num_calls", 0) - calls_before
+    if tuple(proposal.tokens.shape) != (lengths.shape[0], lookahead):
+        raise ValueError(
+            f"the drafter must propose `tokens` of shape (B, K) = {(lengths.shape[0], lookahead)}, padded where it has "
+            f"fewer, got {tuple(proposal.tokens.shape)}"
+        )
 
     last = take_along_axis(context.tokens, lengths[:, None] - 1, 1)
     last, rolled_back = move(last, carry.like), move(lengths - 1, carry.like)
@@ -192,8 +197,7 @@ def decode_round(
     tokens = xp.astype(tokens, last.dtype, copy=False)
     # A drafter may know ids that the target lacks (`pad_vocab`); they have probability zero below, and any valid id
     # can stand in for them here, because nothing after a rejected token is read.
-    is_known = (tokens >= 0) & (tokens < target.vocab_size)
-    fed = xp.where(is_known, tokens, xp.zeros_like(tokens))
+    fed = xp.where((tokens >= 0) & (tokens < target.vocab_size), tokens, 0)
     cache = target.rollback(carry.target_cache, rolled_back)
     logits, cache = target.score(cache, xp.concat([last, fed], axis=1))
 
@@ -201,8 +205,8 @@ def decode_round(
     tokens, num_tokens, limits = (move(x, logits) for x in (tokens, num_tokens, limits))
     num_tokens = xp.astype(num_tokens, tokens.dtype, copy=False)
     limits = xp.astype(limits, tokens.dtype, copy=False)
-    room = xp.where(limits > 0, limits - 1, xp.zeros_like(limits))
-    num_tokens = xp.where(num_tokens < room, num_tokens, room)
+    num_tokens = xp.where(num_tokens < limits, num_tokens, limits - 1)
+    num_tokens = xp.where(limits > 0, num_tokens, 0)
     processed_logits = logits if end_bans is None else _ban(logits, move(end_bans, logits), end_tokens)
     target_probs = to_probs(processed_logits, sampling)
     draft_probs, padded_probs = proposal.probs, target_probs
@@ -210,20 +214,24 @@ def decode_round(
         vocab_size = max(target_probs.shape[-1], draft_probs.shape[-1])
         draft_probs = pad_last(move(draft_probs, logits), vocab_size)
         padded_probs = pad_last(target_probs, vocab_size)
-    proposal = Proposal(tokens, num_tokens, draft_probs)
-    verdict = verify(proposal, padded_probs, randomness, validate=validate)
 
     slots = xp.arange(lookahead + 1, dtype=tokens.dtype, device=device(tokens))
+    is_active = limits[:, None] > 0
+    is_used = (slots <= num_tokens[:, None]) & is_active
+    bad_target_slot = _first(xp.isnan(target_probs[:, :, 0]) & is_used, slots)
+    bad_draft_slot = xp.full_like(bad_target_slot, -1)
+    if draft_probs is not None and lookahead > 0:
+        is_used = (slots < num_tokens[:, None])[:, :lookahead]
+        bad_draft_slot = _first(~xp.isfinite(xp.sum(draft_probs, axis=-1)) & is_used, slots[:lookahead])
+    proposal = Proposal(tokens, num_tokens, draft_probs)
+    if validate and int(xp.max(bad_target_slot)) < 0 and int(xp.max(bad_draft_slot)) < 0:
+        check_values(proposal, padded_probs, np.flatnonzero(to_host(limits)).tolist())
+    verdict = verify(proposal, padded_probs, randomness)
+
     num_accepted = verdict.num_accepted[:, None]
     next_token = verdict.next_token[:, None]
-    emitted = xp.concat([tokens, xp.zeros_like(next_token)], axis=1)
+    emitted = xp.concat([tokens, next_token], axis=1)
     emitted = xp.where(slots < num_accepted, emitted, xp.where(slots == num_accepted, next_token, 0))
-    is_active = limits[:, None] > 0
-    bad_target = xp.isnan(target_probs[:, :, 0]) & (slots <= num_tokens[:, None]) & is_active
-    bad_draft = xp.zeros_like(bad_target[:, :lookahead])
-    if draft_probs is not None:
-        total = xp.sum(draft_probs, axis=-1)
-        bad_draft = ~(total < xp.inf) & (slots[:lookahead] < num_tokens[:, None]) & is_active
     token_logprobs = None
     if logprobs is not None:
         token_logprobs = _token_logprobs(logits if logprobs == "raw" else target_probs, emitted, logprobs)
@@ -231,8 +239,8 @@ def decode_round(
         tokens=emitted,
         num_proposed=num_tokens,
         num_accepted=verdict.num_accepted,
-        bad_target_slot=_first(bad_target),
-        bad_draft_slot=_first(bad_draft),
+        bad_target_slot=bad_target_slot,
+        bad_draft_slot=bad_draft_slot,
         logprobs=token_logprobs,
         overlap=_overlap(tokens, draft_probs, padded_probs),
         draft_calls=draft_calls,
@@ -252,34 +260,31 @@ def _ban(logits: Array, end_bans: Array, end_tokens: tuple[int, ...]) -> Array:
     return xp.where(is_banned, xp.asarray(-xp.inf, dtype=logits.dtype, device=device(logits)), logits)
 
 
-def _first(flags: Array) -> Array:
-    """Return the index of the first True of each row of a ``(B, n)`` array, or -1."""
+def _first(flags: Array, slots: Array) -> Array:
+    """Return the slot of the first True of each row of ``(B, n)`` flags, or -1."""
     xp = namespace(flags)
     width = flags.shape[1]
-    if width == 0:
-        return xp.full(flags.shape[:1], -1, dtype=xp.int32, device=device(flags))
-    slots = xp.arange(width, dtype=xp.int32, device=device(flags))
-    first = xp.min(xp.where(flags, slots, xp.full_like(slots, width)), axis=1)
-    return xp.where(first < width, first, xp.full_like(first, -1))
+    first = xp.min(xp.where(flags, slots, width), axis=1)
+    return xp.where(first < width, first, -1)
 
 
 def _overlap(tokens: Array, draft_probs: Array | None, target_probs: Array) -> Array:
     xp = namespace(target_probs)
     target_probs = target_probs[:, :-1, :]
-    if draft_probs is None:
-        ids = xp.clip(tokens, 0, target_probs.shape[-1] - 1)
-        probs = pick(target_probs, ids)
-        return xp.where(ids == tokens, probs, xp.zeros_like(probs))
-    return xp.sum(xp.minimum(target_probs, draft_probs), axis=-1)
+    if draft_probs is not None:
+        return xp.sum(xp.minimum(target_probs, draft_probs), axis=-1)
+    is_known = (tokens >= 0) & (tokens < target_probs.shape[-1])
+    return xp.where(is_known, pick(target_probs, xp.where(is_known, tokens, 0)), 0.0)
 
 
 def _token_logprobs(scores: Array, tokens: Array, kind: LogprobsKind) -> Array:
     """Return the log-probability of each token ``(B, T)`` under logits or probabilities ``(B, T, V)``."""
     xp = namespace(scores)
-    if kind == "processed":
-        return xp.log(pick(scores, tokens))
-    if xp.finfo(scores.dtype).bits < 32:
-        scores = xp.astype(scores, xp.float32)
-    top = xp.max(scores, axis=-1, keepdims=True)
-    shifted = pick(scores - top, tokens)
-    return shifted - xp.log(xp.sum(xp.exp(scores - top), axis=-1))
+    # NumPy would warn of padding that has probability zero, and of rows without a law that nobody reads.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if kind == "processed":
+            return xp.log(pick(scores, tokens))
+        if xp.finfo(scores.dtype).bits < 32:
+            scores = xp.astype(scores, xp.float32)
+        top = xp.max(scores, axis=-1, keepdims=True)
+        return pick(scores, tokens) - top[:, :, 0] - xp.log(xp.sum(xp.exp(scores - top), axis=-1))
