@@ -142,14 +142,16 @@ def _integers(subject: Subject) -> None:
             trial.score(random_block(subject, rng, rows, 1), dtype=dtype, host=host)
 
 
-@check("T0.score.inputs_unchanged", "`score`, `rollback` and `select` do not write to the integer arrays they are given.")
+@check(
+    "T0.score.inputs_unchanged", "`score`, `rollback` and `select` do not write to the integer arrays they are given."
+)
 def _inputs_unchanged(subject: Subject) -> None:
     rng = subject.rng("T0.score.inputs_unchanged")
     rows = rows_for(subject, 2)
     model: Any = subject.model()
     cache, logits = model.init_cache(rows, 8), None
     calls: list[str] = []
-    arguments = [("score", random_block(subject, rng, rows, 3)), ("rollback", [2] * rows)]
+    arguments: list[tuple[str, list[Any]]] = [("score", random_block(subject, rng, rows, 3)), ("rollback", [2] * rows)]
     if subject.capabilities.select:
         arguments.append(("select", list(range(rows))[::-1]))
     arguments.append(("score", random_block(subject, rng, rows, 1)))
@@ -164,7 +166,9 @@ def _inputs_unchanged(subject: Subject) -> None:
             cache = result
         if not np.array_equal(before, host_copy(given)):
             raise CheckFailure(
-                f"its argument was changed to {host_copy(given).tolist()}", expected="the argument as given", calls=calls
+                f"its argument was changed to {host_copy(given).tolist()}",
+                expected="the argument as given",
+                calls=calls,
             )
 
 
@@ -191,7 +195,9 @@ def _logits_kept(subject: Subject) -> None:
         look()
 
 
-@check("T0.capacity.exact", "A cache holds as many tokens in each row as its capacity says, again after every rollback.")
+@check(
+    "T0.capacity.exact", "A cache holds as many tokens in each row as its capacity says, again after every rollback."
+)
 def _capacity_exact(subject: Subject) -> None:
     rng = subject.rng("T0.capacity.exact")
     rows, oracle = rows_for(subject, 2), Oracle(subject.model())

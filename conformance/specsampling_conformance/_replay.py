@@ -28,10 +28,10 @@ def replay_digest(model: Model[Any], rows: int) -> str:
 
 
 def main(request: str) -> None:
-    """Load a backend by name and print the digest; `request` is a JSON object."""
+    """Load a backend by name and write the digest to standard output; `request` is a JSON object."""
     wanted = json.loads(request)
     model = load_model(wanted["backend"], Path(wanted["checkpoint"]), dtype=wanted["dtype"], device=wanted["device"])
-    print(replay_digest(model, wanted["rows"]))
+    sys.stdout.write(replay_digest(model, wanted["rows"]) + "\n")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ def write_tiny_checkpoint(
     intermediate = 2 * hidden_size
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> np.ndarray:
-        return (scale * rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+        weight: np.ndarray = scale * rng.standard_normal((rows, columns)) / np.sqrt(columns)
+        return weight.astype(np.float32)
 
     weights = {"model.embed_tokens.weight": matrix(vocab_size, hidden_size, 2.0)}
     for layer in range(num_layers):

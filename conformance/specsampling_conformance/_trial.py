@@ -65,7 +65,15 @@ class Oracle:
             logits: Array = None
             for end, token in enumerate(wanted, start=1):
                 logits, cache = self._model.score(cache, native_integers([[token]], "int64", logits))
-                self._rows[wanted[:end]] = host_copy(logits)[0, -1]
+                got = host_copy(logits)
+                if got.shape != (1, 1, self._model.vocab_size):
+                    raise CheckFailure(
+                        f"logits of shape {got.shape}",
+                        expected=f"shape {(1, 1, self._model.vocab_size)}, which is (B, T, V)",
+                        calls=[f"score {_written([[token]])}"],
+                        setting=f"B=1, capacity={self._capacity}",
+                    )
+                self._rows[wanted[:end]] = got[0, 0]
         return self._rows[wanted]
 
 
@@ -130,7 +138,9 @@ class Trial:
     def failure(self, summary: str, *, expected: str = "", worst: Sequence[str] = ()) -> CheckFailure:
         """Return a failure that shows the calls so far."""
         setting = f"B={self.batch_size}, capacity={self.capacity}"
-        return CheckFailure(summary, expected=expected, worst=worst, calls=self.calls or ["init_cache"], setting=setting)
+        return CheckFailure(
+            summary, expected=expected, worst=worst, calls=self.calls or ["init_cache"], setting=setting
+        )
 
     def integers(self, values: Sequence[Any]) -> Array:
         """Return integers as the contract hands them over: NumPy at first, then of the logits' own namespace."""
@@ -227,7 +237,7 @@ class Trial:
                 worst.append(f"row {row}, position {column} of the block: got {logits}, expected {reference}")
         return self.failure(
             f"row {b} logits off by {off:.2g}",
-            expected=f"the logits after {_written(held)} from a fresh cache fed one token a call, to {self.tolerance:g}",
+            expected=f"the logits after {_written(held)} in a fresh cache, one token a call, to {self.tolerance:g}",
             worst=worst,
         )
 

@@ -120,7 +120,9 @@ class ReferenceModel:
         kept = np.asarray(lengths, dtype=np.int64)
         if np.any(kept > cache.lengths):
             row = int(np.argmax(kept > cache.lengths))
-            raise CacheError(f"`lengths` must not exceed the row's, got {kept[row]} of {cache.lengths[row]} (row {row})")
+            raise CacheError(
+                f"`lengths` must not exceed the row's, got {kept[row]} of {cache.lengths[row]} (row {row})"
+            )
         return cache._replace(lengths=kept, positions=kept)
 
     def select(self, cache: ReferenceCache, rows: Array, /) -> ReferenceCache:
@@ -149,7 +151,7 @@ class ReferenceModel:
         return cache.lengths[:, None] + np.arange(width)
 
     def block_mask(self, cache: ReferenceCache, width: int) -> NDArray[np.bool_]:
-        """What each token of the block attends to, ``(B, T, capacity)``."""
+        """Mask of the slots that each token of the block attends to, ``(B, T, capacity)``."""
         last = cache.lengths[:, None] + np.arange(width)
         mask: NDArray[np.bool_] = np.arange(cache.keys.shape[2]) <= last[..., None]
         return mask
@@ -167,7 +169,8 @@ class ReferenceModel:
 
     def _normalise(self, hidden: Floats, weight: Floats) -> Floats:
         scale = np.sqrt(np.mean(hidden * hidden, axis=-1, keepdims=True) + self.dtype.type(self.epsilon))
-        return hidden / scale * weight
+        normed: Floats = hidden / scale * weight
+        return normed
 
     def _heads(self, hidden: Floats, weight: Floats, heads: int) -> Floats:
         return (hidden @ weight.T).reshape(*hidden.shape[:2], heads, self.head_size)
@@ -186,4 +189,5 @@ class ReferenceModel:
         weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
         weights = weights / np.sum(weights, axis=-1, keepdims=True)
         attended = np.einsum("bhts,bshd->bthd", weights, values)
-        return attended.reshape(*attended.shape[:2], -1)
+        merged: Floats = attended.reshape(*attended.shape[:2], -1)
+        return merged
