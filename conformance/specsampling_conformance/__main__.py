@@ -1,0 +1,153 @@
+"""``python -m specsampling_conformance``: the suite on the command line, for adapters with an entry point."""
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specsampling import Capabilities, Model, SpecSamplingError, available_backends, load_model
+from specsampling_conformance._catalogue import all_checks, manifest_ids, selected_ids
+from specsampling_conformance._runner import CHECKPOINT, TIME_LIMIT, check_backend
+from specsampling_conformance._tiny import write_tiny_checkpoint
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m specsampling_conformance",
+        description="Run the conformance suite against a backend that is registered in `specsampling.backends`.",
+        epilog="Exit status: 0 passed, 1 something failed, 2 wrong arguments, 130 interrupted.",
+    )
+    parser.add_argument("--backend", default="numpy", help="name of the backend (default: numpy)")
+    parser.add_argument("--device", help="device, in the backend's own words (default: the backend's choice)")
+    parser.add_argument(
+        "--tier",
+        choices=("contract", "exact", "pr", "nightly"),
+        default="pr",
+        help="T0 only, T0 and T1, all for a pull request (default), or all with the samples that certify TV 0.01",
+    )
+    parser.add_argument("--dtype", action="append", metavar="NAME", help="run in this dtype only; may be repeated")
+    parser.add_argument(
+        "--seed", type=int, help="replay a run; the seed is printed at its end (default: fresh entropy)"
+    )
+    parser.add_argument(
+        "--checks",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="run some checks, as T0.rollback.*; gets no level",
+    )
+    parser.add_argument(
+        "--expect-failure",
+        action="append",
+        default=[],
+        metavar="ID=REASON",
+        help="a failure that is known, with its reason; one that passes fails the run; may be repeated",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT,
+        metavar="SECONDS",
+        help="most time of one check in one dtype (default: %(default)g)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one HTML page")
+    parser.add_argument("--list", action="store_true", help="list the checks for this backend and run nothing")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments after the program's name; by default the process's own.
+
+    Returns
+    -------
+    int
+        Exit status: 0 passed, 1 something failed, 2 wrong arguments, 130 interrupted.
+    """
+    arguments = build_parser().parse_args(argv)
+    try:
+        return _list(arguments) if arguments.list else _run(arguments)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nspecsampling_conformance: interrupted\n")
+        return _INTERRUPTED
+    except (SpecSamplingError, TypeError, ValueError, OSError) as error:
+        sys.stderr.write(f"specsampling_conformance: error: {' '.join(str(error).split())}\n")
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    capabilities = _capabilities(arguments)
+    report = check_backend(
+        lambda checkpoint, dtype: _load(arguments, checkpoint, dtype),
+        capabilities,
+        tier=arguments.tier,
+        expected_failures=_expectations(arguments.expect_failure),
+        seed=arguments.seed,
+        checks=arguments.checks,
+        backend=arguments.backend,
+        device=arguments.device,
+        time_limit=arguments.time_limit if arguments.time_limit > 0 else None,
+    )
+    if arguments.json:
+        report.write_json(arguments.json)
+    if arguments.html:
+        report.write_html(arguments.html)
+    sys.stdout.write(f"{report}\n")
+    return report.exit_status
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    wanted = set(selected_ids(manifest_ids(_capabilities(arguments)), arguments.checks))
+    for entry in all_checks():
+        if entry.id in wanted:
+            sys.stdout.write(f"{entry.id}  {entry.clause}\n")
+    return 0
+
+
+def _load(arguments: argparse.Namespace, checkpoint: Path, dtype: str) -> Model[Any]:
+    return load_model(arguments.backend, checkpoint, dtype=dtype, device=arguments.device)
+
+
+def _capabilities(arguments: argparse.Namespace) -> Capabilities:
+    """Return what the backend's models declare; where none can be loaded the run will tell why."""
+    known = {backend.name: backend for backend in available_backends()}
+    if arguments.backend not in known:
+        names = ", ".join(sorted(known)) or "(none registered)"
+        raise ValueError(f"`--backend` must be one of {names}, got {arguments.backend!r}")
+    if not known[arguments.backend].installed:
+        raise ValueError(known[arguments.backend].reason)
+    dtypes = tuple(dict.fromkeys(arguments.dtype or ()))
+    with tempfile.TemporaryDirectory(prefix="specsampling-conformance-", ignore_cleanup_errors=True) as folder:
+        checkpoint = write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT)
+        try:
+            declared = getattr(_load(arguments, checkpoint, dtypes[0] if dtypes else "float32"), "capabilities", None)
+        except Exception:  # the first check meets it again, and reports it
+            declared = None
+    capabilities = declared if isinstance(declared, Capabilities) else Capabilities()
+    if dtypes:
+        capabilities = dataclasses.replace(capabilities, dtypes=dtypes)
+    return capabilities
+
+
+def _expectations(given: Sequence[str]) -> dict[str, str]:
+    for entry in given:
+        if "=" not in entry:
+            raise ValueError(f"`--expect-failure` must be ID=REASON, got {entry!r}")
+    return {check_id: reason for check_id, _, reason in (entry.partition("=") for entry in given)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

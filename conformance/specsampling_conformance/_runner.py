@@ -1,0 +1,326 @@
+"""Run the suite against an adapter, tier by tier, and say what was found; an adapter's fault never gets out of here."""
+
+import dataclasses
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specsampling import Capabilities, Model
+from specsampling_conformance._catalogue import TIERS, all_checks, manifest_faults, manifest_ids, selected_ids
+from specsampling_conformance._checks import Check, CheckResult, Effort, Loader, Measured, Subject, run_check
+from specsampling_conformance._expectations import (
+    checked_capabilities,
+    checked_expectations,
+    expected_reason,
+    judge,
+)
+from specsampling_conformance._guard import TimeLimitExceeded, peak_mib, time_limit
+from specsampling_conformance._report import Report, TierCost
+from specsampling_conformance._tiny import write_tiny_checkpoint
+
+__all__ = [
+    "CHECKPOINT",
+    "EFFORTS",
+    "TIME_LIMIT",
+    "WatchedLoad",
+    "attempt",
+    "check_backend",
+    "fresh_seed",
+    "reproduce_line",
+    "tiers_of",
+]
+
+_TIERS_OF = {"contract": ("T0",), "exact": ("T0", "T1"), "pr": TIERS, "nightly": TIERS}
+
+EFFORTS = {
+    "contract": Effort(),
+    "exact": Effort(),
+    "pr": Effort(),
+    "nightly": Effort(examples=200, steps=12, tv=0.01),
+}
+"""How hard each tier tries."""
+
+TIME_LIMIT = 600.0
+"""Seconds that one check may take in one dtype."""
+
+CHECKPOINT = {"vocab_size": 4, "num_layers": 2}
+"""Sizes of the checkpoint that the checks of T0 load: two layers, so that a fault in one of them shows."""
+
+# What a model must have for any other check to make sense.
+_FIRST = "T0.model.members"
+
+
+class WatchedLoad:
+    """A loader that remembers whether it ever raised.
+
+    Parameters
+    ----------
+    load : callable
+        The adapter's loader.
+    """
+
+    def __init__(self, load: Loader) -> None:
+        self.load = load
+        self.failed = False
+
+    def __call__(self, checkpoint: Path, dtype: str) -> Model[Any]:
+        """Load, and take note of an exception on its way out."""
+        try:
+            return self.load(checkpoint, dtype)
+        except BaseException:
+            self.failed = True
+            raise
+
+
+def tiers_of(tier: str) -> tuple[str, ...]:
+    """Return ``T0`` … of what a caller calls a tier."""
+    if tier not in _TIERS_OF:
+        raise ValueError(f"`tier` must be one of {', '.join(_TIERS_OF)}, got {tier!r}")
+    return _TIERS_OF[tier]
+
+
+def fresh_seed() -> int:
+    """Return a seed of fresh entropy, short enough for JSON readers that hold numbers as doubles."""
+    return secrets.randbits(48)
+
+
+def attempt(entry: Check, subject: Subject, limit: float | None = None) -> CheckResult:
+    """Run a check in the subject's dtype only; whatever comes out of the adapter is a result."""
+    start = time.perf_counter()
+    alone = dataclasses.replace(subject.capabilities, dtypes=(subject.dtype,))
+    try:
+        with time_limit(limit):
+            return run_check(entry, dataclasses.replace(subject, capabilities=alone), clock=time.perf_counter)
+    except KeyboardInterrupt:
+        raise
+    except TimeLimitExceeded as late:
+        diagnosis = str(late)
+    except BaseException as error:  # SystemExit and its like are an adapter's doing too
+        diagnosis = f"raised {type(error).__name__}: {error}"
+    return CheckResult(
+        id=entry.id,
+        clause=entry.clause,
+        status="failed",
+        seed=subject.seed,
+        diagnosis=f"{subject.dtype}: {diagnosis}",
+        seconds=time.perf_counter() - start,
+    )
+
+
+def check_backend(
+    load: Loader,
+    capabilities: Capabilities,
+    *,
+    tier: str = "pr",
+    expected_failures: Mapping[str, str] | None = None,
+    seed: int | None = None,
+    checks: Sequence[str] = (),
+    backend: str | None = None,
+    device: str | None = None,
+    time_limit: float | None = TIME_LIMIT,
+    progress: bool | None = None,
+) -> Report:
+    """Run the suite against an adapter and return what it found.
+
+    Whatever the adapter raises is a result. What the caller does wrong (an unknown id, a tier that does not exist) is
+    raised at once.
+
+    Parameters
+    ----------
+    load : callable
+        ``load(checkpoint, dtype) -> Model``: `checkpoint` is the path of a directory with ``config.json`` and
+        ``model.safetensors``, `dtype` one of the declared names. It may ignore the checkpoint and return any model.
+    capabilities : Capabilities
+        What the adapter declares.
+    tier : {"pr", "nightly", "exact", "contract"}
+        How much to run: all tiers as for a pull request, all tiers with the samples that certify a total variation of
+        0.01, T0 and T1, or T0 alone.
+    expected_failures : mapping of str to str, optional
+        Reasons by check id (in every dtype) or by ``id[dtype]``. One that passes is a failure.
+    seed : int, optional
+        Replays an earlier run; None is fresh entropy.
+    checks : sequence of str
+        Patterns such as ``"T0.rollback.*"``; a run of some checks gets no level. None: all.
+    backend, device : str, optional
+        Name of the adapter's entry point and the device, for the report and for the checks that load the adapter in a
+        fresh process.
+    time_limit : float or None
+        Seconds that one check may take in one dtype, where the system can interrupt it.
+    progress : bool, optional
+        Whether to show a progress bar; by default only where standard error is a terminal.
+
+    Returns
+    -------
+    Report
+        With `passed`, `level` and `failures`; ``print(report)`` tells the story.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument cannot be used.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_conformance import Capabilities, check_backend
+    >>> def load(checkpoint, dtype):
+    ...     return specsampling.load_model("numpy", checkpoint, dtype=dtype)
+    >>> report = check_backend(load, Capabilities(select=True), checks=["T0.rollback.*"], seed=1)
+    >>> report.passed, report.failures, report.level
+    (True, [], None)
+    """
+    tiers = tiers_of(tier)
+    checked_capabilities(capabilities)
+    expected = checked_expectations(expected_failures or {}, capabilities)
+    if seed is not None and seed < 0:
+        raise ValueError(f"`seed` must be non-negative, got {seed}")
+    wanted = set(selected_ids(manifest_ids(capabilities), checks))
+    with tempfile.TemporaryDirectory(prefix="specsampling-conformance-", ignore_cleanup_errors=True) as folder:
+        watched = WatchedLoad(load)
+        subject = Subject(
+            load=watched,
+            capabilities=capabilities,
+            checkpoint=write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT),
+            dtype=capabilities.dtypes[0],
+            seed=fresh_seed() if seed is None else seed,
+            effort=EFFORTS[tier],
+            backend=backend,
+            device=device,
+        )
+        run = _Run(subject, watched, expected, tier, wanted, time_limit)
+        results = run.all_tiers(tiers, progress=sys.stderr.isatty() if progress is None else progress)
+    return Report(
+        backend=backend or str(getattr(load, "__qualname__", type(load).__qualname__)),
+        device=device,
+        capabilities=capabilities,
+        tier=tier,
+        seed=subject.seed,
+        checks=tuple(results),
+        costs=tuple(run.costs),
+    )
+
+
+class _Run:
+    """One run, from the first tier to the first that fails."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        watched: WatchedLoad,
+        expected: Mapping[str, str],
+        tier: str,
+        wanted: set[str],
+        limit: float | None,
+    ) -> None:
+        self.subject, self.watched, self.expected = subject, watched, expected
+        self.tier, self.wanted, self.limit = tier, wanted, limit
+        self.costs: list[TierCost] = []
+        self.stopped: str | None = None
+
+    def all_tiers(self, tiers: Sequence[str], *, progress: bool) -> list[CheckResult]:
+        capabilities = self.subject.capabilities
+        entries = [entry for entry in all_checks() if entry.applies(capabilities)]
+        results: list[CheckResult] = []
+        for tier in TIERS:
+            mine = [entry for entry in entries if entry.tier == tier]
+            if tier in tiers:
+                results += self.one_tier(tier, mine, progress)
+            else:
+                results += [self.not_run(entry, f"tier {self.tier!r} ends before {tier}") for entry in mine]
+        faults = manifest_faults([result.id for result in results], capabilities)
+        kept = [result for result in results if result.id not in faults]
+        return kept + [self.failed_manifest(check_id, why) for check_id, why in faults.items()]
+
+    def one_tier(self, tier: str, entries: list[Check], progress: bool) -> list[CheckResult]:
+        start = time.perf_counter()
+        results = []
+        for entry in _shown(entries, tier, progress and self.stopped is None):
+            if self.stopped is not None:
+                results.append(self.not_run(entry, self.stopped))
+            elif entry.id not in self.wanted:
+                results.append(self.not_run(entry, "not among the checks asked for"))
+            else:
+                results.append(self.one_check(entry))
+        ran = [result for result in results if result.status != "not-run"]
+        if ran:
+            samples = sum(m.n or 0 for result in ran for m in result.measured.values())
+            seconds = time.perf_counter() - start
+            self.costs.append(
+                TierCost(tier=tier, num_checks=len(ran), seconds=seconds, num_samples=samples, peak_mib=peak_mib())
+            )
+        failed = [result.id for result in ran if result.status == "failed"]
+        if failed and self.stopped is None:
+            self.stopped = f"{tier} failed ({failed[0]}{' and others' if len(failed) > 1 else ''})"
+        return results
+
+    def one_check(self, entry: Check) -> CheckResult:
+        """Run a check in every dtype, up to the first in which it fails unexpectedly."""
+        done: list[CheckResult] = []
+        for dtype in self.subject.capabilities.dtypes:
+            reason = expected_reason(entry.id, dtype, self.expected)
+            subject = self.subject.at(dtype)
+            if reason is not None:
+                subject = subject.with_effort(dataclasses.replace(subject.effort, shrink=False))
+            done.append(judge(attempt(entry, subject, self.limit), reason))
+            if done[-1].status == "failed":
+                break
+        result = _merged(done)
+        if result.status != "failed":
+            return result
+        if entry.id == _FIRST or self.watched.failed:
+            self.stopped = f"no model to go on with ({entry.id})"
+        dtype = self.subject.capabilities.dtypes[len(done) - 1]
+        line = reproduce_line(entry.id, self.subject, self.tier, dtype)
+        return dataclasses.replace(result, diagnosis=f"{result.diagnosis}\nreproduce: {line}")
+
+    def not_run(self, entry: Check, why: str) -> CheckResult:
+        return CheckResult(id=entry.id, clause=entry.clause, status="not-run", seed=self.subject.seed, diagnosis=why)
+
+    def failed_manifest(self, check_id: str, why: str) -> CheckResult:
+        return CheckResult(id=check_id, clause=why, status="failed", seed=self.subject.seed, diagnosis=why)
+
+
+def _merged(results: Sequence[CheckResult]) -> CheckResult:
+    """Return one result for all dtypes: the first failure, else the first of what was expected, else what passed."""
+    for status in ("failed", "expected-failure", "passed", "not-applicable"):
+        chosen = [result for result in results if result.status == status]
+        if chosen:
+            break
+    measured: dict[str, Measured] = {}
+    for result in results:
+        measured |= result.measured
+    seconds = sum(result.seconds for result in results)
+    told = "\n".join(dict.fromkeys(result.diagnosis for result in chosen if result.diagnosis)) or None
+    return dataclasses.replace(chosen[0], diagnosis=told, seconds=seconds, measured=measured)
+
+
+def reproduce_line(check_id: str, subject: Subject, tier: str, dtype: str) -> str:
+    """Return the line that runs one check again as it was run."""
+    if subject.backend is None:
+        rest = "" if tier == "pr" else f", tier={tier!r}"
+        return f"check_backend(load, capabilities, checks=[{check_id!r}], seed={subject.seed}{rest})"
+    parts = [f"python -m specsampling_conformance --backend {subject.backend}"]
+    parts += [f"--device {subject.device}"] if subject.device else []
+    parts += [f"--tier {tier}"] if tier != "pr" else []
+    parts += [f"--dtype {dtype} --checks {check_id} --seed {subject.seed}"]
+    return " ".join(parts)
+
+
+def _shown(entries: Iterable[Check], tier: str, progress: bool) -> Iterator[Check]:
+    """Yield the checks, with a progress bar where that is wanted and tqdm is installed."""
+    if not progress:
+        yield from entries
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield from entries
+        return
+    bar = tqdm(list(entries), desc=tier, unit="check", leave=False)
+    for entry in bar:
+        bar.set_postfix_str(entry.id)
+        yield entry
