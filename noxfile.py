@@ -23,6 +23,8 @@ COVERAGE = REPORTS / "coverage"
 CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+
 PACKAGES = ("specsampling", "specsampling_numpy", "specsampling_conformance")
 
 # What the tests of a framework install. The core's own tests run once more with each, because verification and
@@ -126,6 +128,22 @@ def tests(session: nox.Session, framework: str) -> None:
     )
 
 
+@nox.session(requires=["wheel"])
+@nox.parametrize("backend", by_name(BACKENDS))
+def conformance(session: nox.Session, backend: str) -> None:
+    """Certify a backend with the suite's PR tier; the reports are in reports/. Arguments after -- go to the suite."""
+    extras = ",".join(["conformance", *(name for name in [backend] if name in EXTRAS)])
+    install_wheel(session, extras=extras)
+    REPORTS.mkdir(exist_ok=True)
+    report = REPORTS / f"conformance-{backend}"
+    session.run(
+        *("python", "-m", "specsampling_conformance", "--backend", backend, "--tier", "pr"),
+        *("--json", f"{report}.json", "--html", f"{report}.html"),
+        *session.posargs,
+        env=SINGLE_THREAD,
+    )
+
+
 @nox.session
 def coverage(session: nox.Session) -> None:
     """Add up the coverage of the tests sessions that ran; less than every branch of core and NumPy backend fails."""
@@ -143,6 +161,6 @@ def docs(session: nox.Session) -> None:
     """Build the site into docs/_build/html with every warning an error, and run each example in it."""
     install_wheel(session, "array-api-strict", groups=("docs",))
     site = ROOT / "docs" / "_build" / "html"
-    session.run("sphinx-build", "-n", "-W", "--keep-going", "-b", "html", str(ROOT / "docs"), str(site))
+    session.run("sphinx-build", "-n", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(site))
     pytest(session, "--doctest-modules", "--pyargs", "specsampling", "specsampling_numpy")
     pytest(session, str(ROOT / "tests" / "docs"), SPECSAMPLING_SITE=str(site))
