@@ -130,6 +130,15 @@ def test_any_normal_number_can_be_the_edge(way: Callable[..., np.ndarray], dtype
 
 
 @every_way
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_neighbouring_numbers_are_told_apart(way: Callable[..., np.ndarray], dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    logits = (1 - np.finfo(dtype).eps * rng.permuted(np.arange(-1500.0, 1500.0))).astype(dtype)[None]
+    for k in (1, 1000, 1500, 1501, 2999):
+        np.testing.assert_array_equal(way(logits, None, k, None)[0, 0], np.sort(logits[0])[-k])
+
+
+@every_way
 def test_zeros_of_either_sign_are_one_edge(way: Callable[..., np.ndarray]) -> None:
     logits = np.asarray([[1.0, -0.0, 0.0, -1.0], [-0.0, -0.0, -1.0, -2.0]], dtype=np.float32)
     np.testing.assert_array_equal(way(logits, None, 2, None), [[0.0], [0.0]])
