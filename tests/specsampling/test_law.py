@@ -9,6 +9,9 @@ from specsampling import ModelDrafter, PromptLookup, Sampling, generate, to_prob
 from specsampling_numpy import TableModel
 
 
+ALL = Sampling()
+
+
 class Branching:
     """A RandomSource for one row that takes another way through its decisions on each run, until none is left."""
 
@@ -107,7 +110,7 @@ def table(seed, vocab_size=3, **options):
     return TableModel(weights, **options)
 
 
-def check(toys, target, drafter, prompt=(0, 1), limit=3, sampling=Sampling(), end_tokens=(), **options):
+def check(toys, target, drafter, prompt=(0, 1), limit=3, sampling=ALL, end_tokens=(), **options):
     minimum = options.get("min_new_tokens", 0)
 
     def run(source):
