@@ -159,7 +159,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session(requires=["wheel"])
 def docs(session: nox.Session) -> None:
     """Build the site into docs/_build/html with every warning an error, and run each example in it."""
-    install_wheel(session, "array-api-strict", groups=("docs",))
+    install_wheel(session, "array-api-strict", extras="conformance", groups=("docs",))
     site = ROOT / "docs" / "_build" / "html"
     session.run("sphinx-build", "-n", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(site))
     pytest(session, "--doctest-modules", "--pyargs", "specsampling", "specsampling_numpy")
