@@ -8,7 +8,6 @@ import pytest
 from specsampling import ModelDrafter, PromptLookup, Sampling, generate, to_probs
 from specsampling_numpy import TableModel
 
-
 ALL = Sampling()
 
 

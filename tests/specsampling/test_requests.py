@@ -157,9 +157,7 @@ def test_model_that_lacks_members_is_refused_by_their_names():
         def score(self):
             pass
 
-    with pytest.raises(
-        TypeError, match=r"`target` must be a Model, .* which has no max_rollback, init_cache, rollback"
-    ):
+    with pytest.raises(TypeError, match=r"`target` must be a Model, .* has no max_rollback, init_cache, rollback"):
         as_model("target", Half())
 
 
