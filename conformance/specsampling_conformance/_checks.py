@@ -9,13 +9,14 @@ adapter's doing too, and is reported as a failure: :func:`run_check` never raise
 import dataclasses
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from specsampling import Capabilities, Model
+from specsampling_conformance._engine import Engine
 
 __all__ = [
     "CHECKS",
@@ -31,6 +32,8 @@ __all__ = [
     "checks_for",
     "run_check",
 ]
+
+ResultT = TypeVar("ResultT")
 
 Loader: TypeAlias = Callable[[Path, str], Model[Any]]
 """A callable ``load(checkpoint, dtype) -> Model``."""
@@ -166,6 +169,8 @@ class Subject:
         Name of the adapter's entry point, where it has one: a fresh process can then load it too.
     device : str or None
         Device that the entry point is asked for.
+    engine : Engine
+        The library that drives the adapter; the tests of the suite put a broken one in its place.
     """
 
     load: Loader
@@ -176,15 +181,24 @@ class Subject:
     effort: Effort = dataclasses.field(default_factory=Effort)
     backend: str | None = None
     device: str | None = None
-    _models: dict[tuple[Path, str], Model[Any]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    engine: Engine = dataclasses.field(default_factory=Engine)
+    _models: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def model(self, checkpoint: Path | None = None) -> Model[Any]:
         """Return the adapter's model of a checkpoint, loaded once."""
         path = self.checkpoint if checkpoint is None else checkpoint
-        key = (path, self.dtype)
-        if key not in self._models:
-            self._models[key] = self.load(path, self.dtype)
-        return self._models[key]
+        return self.once(path, lambda: self.load(path, self.dtype))
+
+    def once(self, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
+        """Return what `compute` returns, computed once for this adapter in this dtype and kept under `key`.
+
+        Clauses about one and the same enumeration share it so; what raises is computed anew.
+        """
+        place = (key, self.dtype)
+        if place not in self._models:
+            self._models[place] = compute()
+        result: ResultT = self._models[place]
+        return result
 
     def check_seed(self, check_id: str) -> int:
         """Return the seed of one check: it does not depend on which other checks run."""

@@ -21,6 +21,7 @@ def test_noncentral_chi_square_agrees_with_published_values():
     assert noncentral_chi2_cdf(17.309, 4, 4.0) == pytest.approx(0.95, abs=1e-4)
 
 
+@pytest.mark.statistical
 def test_noncentral_chi_square_agrees_with_simulation():
     # Within five standard errors: false-alarm rate below 1e-6 a point.
     draws = np.random.default_rng(0).noncentral_chisquare(80, 200, size=40_000)
@@ -63,6 +64,7 @@ def test_least_detectable_law_has_the_total_variation_asked_for():
     assert np.sum((moved - law) ** 2 / law) <= 4 * 0.05**2 * 1.01
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize("concentration", [None, 1.0, 0.3])
 def test_power_at_the_certified_size_is_what_was_promised(concentration: float | None):
     # beta = 0.05 so that 1500 runs can see it; a miss rate above beta plus five standard errors fails (false-alarm

@@ -103,6 +103,7 @@ def test_marginals_see_what_the_joint_does_not_yet():
     assert joint < math.log(1 / ALPHA) < float(log_e_value(counts, law))
 
 
+@pytest.mark.statistical
 @pytest.mark.parametrize(("alpha", "seed"), [(0.05, 1), (0.01, 2)])
 def test_alarm_rate_under_optional_stopping_stays_below_alpha(alpha: float, seed: int):
     # 1500 null streams, a look after every batch. False-alarm rate of this test: below 1e-6, since the true rate is at

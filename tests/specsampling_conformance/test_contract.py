@@ -1,0 +1,263 @@
+"""T0: right adapters pass every clause, whatever they declare, and every planted cache fault is killed."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specsampling_numpy
+from specsampling import CacheError, Capabilities, CapabilityError
+from specsampling_conformance._checks import CheckFailure, Effort, Subject, checks_for, run_check
+from specsampling_conformance._contract import contract_checks
+from specsampling_conformance._faults import FAULTS, REFERENCE_CAPABILITIES, Fault, ReferenceModel
+from specsampling_conformance._machine import run_random_sequences
+from specsampling_conformance._sequences import CallSequence, shrink_sequence
+from specsampling_conformance._tiny import write_tiny_checkpoint
+from specsampling_conformance._trial import Oracle, Trial, largest_difference
+
+CACHE_FAULTS = [fault for fault in FAULTS.values() if fault.kind == "cache"]
+
+# What a call sequence alone can show. The others concern one clause that no sequence of legal calls touches.
+ONE_CLAUSE_ONLY = {
+    "caches share their lengths",
+    "blocks without logits not appended",
+    "first positions instead of last",
+    "int32 refused",
+    "lengths modified",
+    "logits a reused buffer",
+    "not repeatable",
+    "num_logits zero means all",
+    "only the logits' tokens appended",
+    "overflow clamped to the last slot",
+    "overflow corrupts",
+    "overflow of one row unnoticed",
+    "padding past max_length refused",
+    "rollback beyond the row believed",
+    "rollback beyond the row clamped",
+    "tokens modified",
+    "undeclared select ignored",
+    "unequal rollback silently levelled",
+    "unsupported rollback clamped",
+    "unsupported rollback silently ignored",
+}
+SEQUENCE_FAULTS = [fault for fault in CACHE_FAULTS if fault.name not in ONE_CLAUSE_ONLY]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def subject_for(
+    load: Any, checkpoint: Path, capabilities: Capabilities = REFERENCE_CAPABILITIES, **options: Any
+) -> Subject:
+    return Subject(load=load, capabilities=capabilities, checkpoint=checkpoint, dtype="float64", **options)
+
+
+def failures(subject: Subject) -> list[str]:
+    results = [run_check(entry, subject, clock=time.perf_counter) for entry in checks_for(subject.capabilities, ["T0"])]
+    return [f"{result.id}: {result.diagnosis}" for result in results if result.status == "failed"]
+
+
+class BoundedModel(ReferenceModel):
+    """Right, and goes back two tokens at most."""
+
+    max_rollback = 2
+
+    def rollback(self, cache: Any, lengths: Any, /) -> Any:
+        if np.any(cache.lengths - np.asarray(lengths) > 2):
+            raise CapabilityError("`lengths` must go back two tokens at most")
+        return super().rollback(cache, lengths)
+
+
+class LevelModel(ReferenceModel):
+    """Right, and cannot tell rows apart in a rollback, select rows or hold more than three."""
+
+    select = None  # type: ignore[assignment]
+
+    def init_cache(self, batch_size: int, capacity: int) -> Any:
+        if batch_size > 3:
+            raise CapabilityError("`batch_size` must be at most 3")
+        return super().init_cache(batch_size, capacity)
+
+    def rollback(self, cache: Any, lengths: Any, /) -> Any:
+        if len(set(np.asarray(lengths).tolist())) > 1:
+            raise CapabilityError("`lengths` must be equal")
+        return super().rollback(cache, lengths)
+
+
+RIGHT = {
+    "reference": (ReferenceModel.load, REFERENCE_CAPABILITIES),
+    "numpy backend": (lambda path, dtype: specsampling_numpy.load(path, dtype=dtype), REFERENCE_CAPABILITIES),
+    "bounded rollback": (BoundedModel.load, REFERENCE_CAPABILITIES),
+    "level rollback": (LevelModel.load, Capabilities(dtypes=("float64",), per_row_rollback=False, max_batch_size=3)),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_adapter_passes_every_clause(name: str, checkpoint: Path):
+    load, capabilities = RIGHT[name]
+    assert failures(subject_for(load, checkpoint, capabilities)) == []
+
+
+@pytest.mark.parametrize("seed", range(1, 3))
+def test_no_seed_accuses_a_right_adapter(seed: int, checkpoint: Path):
+    assert failures(subject_for(ReferenceModel.load, checkpoint, seed=seed)) == []
+
+
+def test_a_backend_with_an_entry_point_is_run_in_two_fresh_processes(checkpoint: Path):
+    subject = subject_for(RIGHT["numpy backend"][0], checkpoint, backend="numpy")
+    entry = next(entry for entry in contract_checks() if entry.id == "T0.cache.fresh_processes")
+    assert run_check(entry, subject, clock=time.perf_counter).status == "passed"
+
+
+def test_a_loader_that_is_a_closure_is_not_applicable_to_fresh_processes(checkpoint: Path):
+    subject = subject_for(RIGHT["numpy backend"][0], checkpoint)
+    entry = next(entry for entry in contract_checks() if entry.id == "T0.cache.fresh_processes")
+    assert run_check(entry, subject, clock=time.perf_counter).status == "not-applicable"
+
+
+def first_kill(fault: Fault, checkpoint: Path, seed: int) -> str | None:
+    capabilities = dataclasses.replace(fault.capabilities, dtypes=("float64",))
+    subject = subject_for(fault.planted, checkpoint, capabilities, seed=seed, effort=Effort(shrink=False))
+    for entry in checks_for(fault.capabilities, ["T0"]):
+        if run_check(entry, subject, clock=time.perf_counter).status == "failed":
+            return entry.id
+    return None
+
+
+@pytest.mark.parametrize("fault", CACHE_FAULTS, ids=lambda fault: fault.name)
+def test_every_planted_cache_fault_is_killed(fault: Fault, checkpoint: Path):
+    assert [seed for seed in range(1) if first_kill(fault, checkpoint, seed) is None] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", CACHE_FAULTS, ids=lambda fault: fault.name)
+def test_every_planted_cache_fault_is_killed_whatever_the_seed(fault: Fault, checkpoint: Path):
+    assert [seed for seed in range(20) if first_kill(fault, checkpoint, seed) is None] == []
+
+
+def counterexample(fault: Fault, checkpoint: Path, seed: int) -> CheckFailure | None:
+    subject = subject_for(fault.planted, checkpoint, fault.capabilities, seed=seed)
+    try:
+        run_random_sequences(subject, seed)
+    except CheckFailure as failure:
+        return failure
+    return None
+
+
+@pytest.mark.parametrize("fault", SEQUENCE_FAULTS, ids=lambda fault: fault.name)
+def test_random_calls_alone_show_the_fault_in_at_most_five(fault: Fault, checkpoint: Path):
+    for seed in range(2):
+        failure = counterexample(fault, checkpoint, seed)
+        assert failure is not None
+        assert len(failure.calls) <= 5 or "not when the same calls were made again" in failure.summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", SEQUENCE_FAULTS, ids=lambda fault: fault.name)
+def test_random_calls_alone_show_the_fault_in_20_of_20_seeds(fault: Fault, checkpoint: Path):
+    assert [seed for seed in range(20) if counterexample(fault, checkpoint, seed) is None] == []
+
+
+def test_a_counterexample_reads_as_a_person_would_write_it(checkpoint: Path):
+    subject = subject_for(FAULTS["rollback no-op"].planted, checkpoint)
+    calls: tuple[tuple[str, list[Any]], ...] = (
+        ("score", [[1, 2], [0, 1], [2, 2]]),
+        ("score", [[0], [0], [1]]),
+        ("rollback", [2, 1, 3]),
+        ("score", [[2, 1], [2, 0], [1, 1]]),
+    )
+    sequence = CallSequence("", 3, 8, calls)
+    failure = shrink_sequence(sequence, subject, Oracle(subject.model()))
+    assert failure is not None
+    assert [call.split()[0] for call in failure.calls] == ["score", "rollback", "score"]
+    assert str(failure).startswith("B=2, capacity=8: score [[")
+    assert "; rollback [" in str(failure)
+    assert "-> row " in str(failure)
+    assert "one token a call" in failure.expected
+
+
+def test_an_oracle_scores_one_token_a_call_in_a_cache_of_one_row(checkpoint: Path):
+    calls: list[tuple[int, ...]] = []
+
+    class Watched(ReferenceModel):
+        def score(self, cache: Any, tokens: Any, /, *, num_logits: int | None = None) -> Any:
+            calls.append(np.asarray(tokens).shape)
+            return super().score(cache, tokens, num_logits=num_logits)
+
+    oracle = Oracle(Watched(checkpoint, "float64"))
+    oracle.logits([1, 2, 0])
+    oracle.logits([1, 2])
+    assert calls == [(1, 1)] * 3
+
+
+def test_a_row_of_a_bounded_model_may_go_back_from_the_furthest_it_has_been(checkpoint: Path):
+    trial = Trial(subject_for(BoundedModel.load, checkpoint), 2, 8)
+    trial.score([[0, 1, 2], [1, 1, 1]])
+    trial.rollback([1, 3])
+    assert trial.floors == [1, 1]
+    trial.score([[0], [0]])
+    assert trial.floors == [1, 2]
+
+
+def test_a_clause_is_a_sentence_and_an_id_has_three_parts():
+    checks = contract_checks()
+    assert len(checks) > 35
+    for entry in checks:
+        assert entry.clause.endswith(".")
+        assert len(entry.id.split(".")) == 3
+        assert entry.tier == "T0"
+
+
+def test_the_declared_capabilities_choose_the_clauses():
+    able = {entry.id for entry in checks_for(Capabilities(select=True), ["T0"])}
+    unable = {entry.id for entry in checks_for(Capabilities(per_row_rollback=False), ["T0"])}
+    alone = {entry.id for entry in checks_for(Capabilities(max_batch_size=1), ["T0"])}
+    assert "T0.select.in_order" in able - unable
+    assert {"T0.select.absent", "T0.rollback.unequal_refused"} <= unable - able
+    assert "T0.rows.limit" in alone - able
+    assert "T0.rows.neighbours" not in alone
+
+
+def test_one_row_at_most_is_enough_to_be_certified(checkpoint: Path):
+    class Alone(ReferenceModel):
+        def init_cache(self, batch_size: int, capacity: int) -> Any:
+            if batch_size > 1:
+                raise CapabilityError("`batch_size` must be 1")
+            return super().init_cache(batch_size, capacity)
+
+    capabilities = Capabilities(dtypes=("float64",), select=True, max_batch_size=1)
+    assert failures(subject_for(Alone.load, checkpoint, capabilities)) == []
+
+
+def test_what_an_adapter_raises_is_a_result_and_not_an_error(checkpoint: Path):
+    class Broken(ReferenceModel):
+        def score(self, cache: Any, tokens: Any, /, *, num_logits: int | None = None) -> Any:
+            raise KeyError("no such layer")
+
+    subject = subject_for(Broken.load, checkpoint)
+    results = [run_check(e, subject, clock=time.perf_counter) for e in checks_for(subject.capabilities, ["T0"])]
+    failed = [result for result in results if result.status == "failed"]
+    assert len(failed) > 25
+    assert all("KeyError" in (result.diagnosis or "") for result in failed)
+
+
+def test_a_loader_that_raises_is_a_result_too(checkpoint: Path):
+    def load(path: Path, dtype: str) -> Any:
+        raise CacheError("no weights")
+
+    entry = contract_checks()[0]
+    result = run_check(entry, subject_for(load, checkpoint), clock=time.perf_counter)
+    assert result.status == "failed"
+    assert "no weights" in (result.diagnosis or "")
+
+
+def test_differences_count_nan_as_infinite_and_equal_infinities_as_nothing():
+    assert largest_difference(np.array([-np.inf, 1.0]), np.array([-np.inf, 1.5])) == 0.5
+    assert largest_difference(np.array([np.nan]), np.array([0.0])) == np.inf
+    assert largest_difference(np.array([np.nan]), np.array([np.nan])) == np.inf
+    assert largest_difference(np.array([-np.inf]), np.array([0.0])) == np.inf
