@@ -58,7 +58,7 @@ PACKAGES = ["specsampling", "specsampling_numpy", "specsampling_conformance"]
 
 nitpick_ignore_regex = [
     # The standard library, NumPy and the like: resolved only where intersphinx may ask them.
-    (r"py:.*", r"(collections|typing|os|pathlib|enum|numpy|np)\..*"),
+    (r"py:.*", r"(collections|typing|os|pathlib|enum|numpy|np|pytest)\..*"),
     (r"py:.*", r"(NoneType|None|Any|bool|bytes|dict|float|int|list|object|str|tuple|type|optional)"),
     (r"py:.*", r"(Callable|Generator|Iterable|Iterator|Mapping|Sequence|Literal|PathLike|Path|ndarray|dtype)"),
     (r"py:exc", r"(ImportError|LookupError|NotImplementedError|TypeError|ValueError|OSError|KeyError|RuntimeError)"),
@@ -76,6 +76,8 @@ def write_api_page(app, config):
         module = import_module(name)
         groups = {"Functions": [], "Classes": [], "Exceptions": [], "Data": []}
         for symbol in getattr(module, "__all__", ()):
+            if getattr(getattr(module, symbol), "__module__", name).partition(".")[0] != name:
+                continue  # another package's, which has its page there
             groups[_group(getattr(module, symbol))].append(symbol)
         lines += [f"## {name}", "", f"```{{eval-rst}}\n.. currentmodule:: {name}\n\n.. automodule:: {name}\n```", ""]
         for title, symbols in groups.items():
@@ -107,6 +109,12 @@ def skip_fields_of_records(app, what, name, obj, skip, options):
     return True if is_field else None
 
 
+def keep_colons(app, what, name, obj, options, lines):
+    """Keep napoleon from reading ``Text: more text`` in the first line of an attribute's docstring as a type."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")
+
+
 def make_signature_python(app, what, name, obj, options, signature, return_annotation):
     """Replace a dataclass's ``<factory>``, with which Sphinx cannot read a signature and drops its links."""
     return (signature and signature.replace("<factory>", "..."), return_annotation)
@@ -115,5 +123,6 @@ def make_signature_python(app, what, name, obj, options, signature, return_annot
 def setup(app):
     # Before the sources are listed, from which autosummary then makes a page per name.
     app.connect("config-inited", write_api_page)
+    app.connect("autodoc-process-docstring", keep_colons, priority=100)  # before napoleon
     app.connect("autodoc-process-signature", make_signature_python)
     app.connect("autodoc-skip-member", skip_fields_of_records)

@@ -37,8 +37,12 @@ IGNORED = {
 
 
 def public_names():
+    """Pairs of package and name, leaving out what a package passes on from another."""
     return [
-        (package, name) for package in PACKAGES for name in getattr(importlib.import_module(package), "__all__", ())
+        (package, name)
+        for package in PACKAGES
+        for name in importlib.import_module(package).__all__
+        if getattr(getattr(importlib.import_module(package), name), "__module__", package).startswith(package)
     ]
 
 
