@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specsampling import Capabilities, Model
 from specsampling_conformance._catalogue import TIERS, all_checks, manifest_faults
-from specsampling_conformance._checks import Subject
+from specsampling_conformance._checks import CheckResult, Subject
 from specsampling_conformance._expectations import (
     checked_capabilities,
     checked_expectations,
@@ -98,14 +98,18 @@ class BackendSuite:
 
     def test_clause(self, check_id: str, dtype: str) -> None:
         """Run one check in one dtype."""
+        result, told = self._judged(check_id, dtype)
+        assert result.status == "passed", told
+
+    def _judged(self, check_id: str, dtype: str) -> tuple[CheckResult, str]:
+        """Return the result of a check and the text of its failure; skip what does not apply, xfail what is expected."""
         import pytest
 
         (entry,) = (entry for entry in all_checks() if entry.id == check_id)
-        session = _session(type(self))
-        before = [tier for tier in TIERS[: TIERS.index(entry.tier)] if tier in session.failed]
+        session, tier = _session(type(self)), self._tier()
+        before = [earlier for earlier in TIERS[: TIERS.index(entry.tier)] if earlier in session.failed]
         if before:
             pytest.skip(f"not run: {before[0]} failed ({session.failed[before[0]]})")
-        tier = self._tier()
         reason = expected_reason(check_id, dtype, self.expected_failures)
         subject = Subject(
             load=self.load,
@@ -125,9 +129,9 @@ class BackendSuite:
             pytest.xfail(str(result.diagnosis))
         if result.status == "failed":
             session.failed.setdefault(entry.tier, check_id)
-        again = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-        told = f'{check_id}: {entry.clause}\n{result.diagnosis}\nreproduce: {_SEED}={session.seed} pytest "{again}"'
-        assert result.status == "passed", told
+        item = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        again = f'{_SEED}={session.seed} python -m pytest "{item}"'
+        return result, f"{check_id}: {entry.clause}\n{result.diagnosis}\nreproduce: {again}"
 
     @classmethod
     def _tier(cls) -> str:
