@@ -46,8 +46,8 @@ class ExactLaw(NamedTuple):
     num_paths : int
         Ways of answering the decisions that were followed to the end.
     drift : float
-        Largest relative difference between the probability of a prefix of answers and that of the same prefix replayed
-        in other company: what a row owes to its neighbours.
+        Largest difference between the probability of a prefix of answers and that of the same prefix replayed in other
+        company: what a row owes to its neighbours.
     """
 
     outcomes: dict[Outcome, float]
@@ -134,7 +134,7 @@ class BranchingSource(RandomSource):
         path.position += 1
         path.probability *= probabilities[answer] / total
         if path.position == path.num_given and path.counts:
-            self.drift = max(self.drift, abs(path.probability / path.probability_at - 1))
+            self.drift = max(self.drift, abs(path.probability - path.probability_at))
         return answer
 
 

@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 from specsampling import Model
 from specsampling_conformance._host import host_copy
 
-__all__ = ["NextTokenLaw", "lookup_proposal", "one_token_law", "outcome_law", "reference_probs", "total_variation"]
+__all__ = [
+    "NextTokenLaw",
+    "Scores",
+    "lookup_proposal",
+    "one_token_law",
+    "outcome_law",
+    "reference_probs",
+    "sequence_law",
+    "total_variation",
+]
 
 NextTokenLaw: TypeAlias = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """From a text (prompt included) to the law of the token after it, ``(V,)`` in float64."""
@@ -54,22 +63,59 @@ def _normalised(scaled: NDArray[np.float64], keep: NDArray[np.bool_]) -> NDArray
     return result
 
 
-def one_token_law(model: Model[Any], **settings: Any) -> NextTokenLaw:
-    """Return a model's law under sampling settings, from scores of one token at a time in a cache of its own.
+class Scores:
+    """A model's own scores of one token at a time, in a batch of one that starts from an empty cache.
 
-    Texts are remembered, so each is scored once, in a batch of one that starts from an empty cache.
+    Parameters
+    ----------
+    model : Model
+        The model. Every text is scored once, and remembered.
+    capacity : int, optional
+        Of every cache asked for: one number, so that compiled adapters trace once.
     """
-    known: dict[tuple[int, ...], NDArray[np.float64]] = {}
 
-    def law(text: tuple[int, ...]) -> NDArray[np.float64]:
-        if text not in known:
-            cache = model.init_cache(1, len(text))
-            for token in text:
-                logits, cache = model.score(cache, np.array([[token]], dtype=np.int32))
-            known[text] = reference_probs(host_copy(logits)[0, -1], **settings)
-        return known[text]
+    def __init__(self, model: Model[Any], capacity: int = 16) -> None:
+        self._model = model
+        self._capacity = capacity
+        self._known: dict[tuple[int, ...], NDArray[np.float64]] = {}
 
-    return law
+    def logits(self, text: tuple[int, ...]) -> NDArray[np.float64]:
+        """Return the logits of the token after `text`, ``(V,)``."""
+        if text not in self._known:
+            cache = self._model.init_cache(1, max(self._capacity, len(text)))
+            for end, token in enumerate(text, start=1):
+                logits, cache = self._model.score(cache, np.array([[token]], dtype=np.int32))
+                self._known[text[:end]] = host_copy(logits)[0, -1]
+        return self._known[text]
+
+    def law(self, **settings: Any) -> NextTokenLaw:
+        """Return the law under sampling settings."""
+        known: dict[tuple[int, ...], NDArray[np.float64]] = {}
+
+        def after(text: tuple[int, ...]) -> NDArray[np.float64]:
+            if text not in known:
+                known[text] = reference_probs(self.logits(text), **settings)
+            return known[text]
+
+        return after
+
+
+def one_token_law(model: Model[Any], **settings: Any) -> NextTokenLaw:
+    """Return a model's law under sampling settings, from its own scores of one token at a time."""
+    return Scores(model).law(**settings)
+
+
+def sequence_law(law: NextTokenLaw, prompt: tuple[int, ...], length: int) -> NDArray[np.float64]:
+    """Return the joint law of the next `length` tokens, one axis a position."""
+    if length == 0:
+        return np.ones(())
+    first = law(prompt)
+    return np.stack(
+        [
+            probability * sequence_law(law, (*prompt, token), length - 1) if probability > 0 else np.zeros((first.size,) * (length - 1))
+            for token, probability in enumerate(first)
+        ]
+    )
 
 
 def lookup_proposal(text: tuple[int, ...], lookahead: int, max_ngram: int = 3, min_ngram: int = 1) -> tuple[int, ...]:
@@ -102,16 +148,16 @@ def outcome_law(
     """
     result: dict[tuple[tuple[int, ...], int], float] = {}
 
-    def emit(new: tuple[int, ...], rounds: int, mass: float, proposals: tuple[int, ...] | int) -> None:
-        """Continue with `proposals` (chosen tokens, or how many are to be drawn) left in the round."""
+    def emit(new: tuple[int, ...], rounds: int, mass: float, left: tuple[int, ...] | int | None) -> None:
+        """Go on with what is left of the round: chosen tokens, or how many are to be drawn; None where it is over."""
         if mass <= 0:
             return
         if len(new) == max_new_tokens or (new and new[-1] in end_tokens):
             result[new, rounds] = result.get((new, rounds), 0.0) + mass
-        elif proposals is None:
+        elif left is None:
             begin(new, rounds, mass)
         else:
-            slot(new, rounds, mass, proposals)
+            slot(new, rounds, mass, left)
 
     def begin(new: tuple[int, ...], rounds: int, mass: float) -> None:
         lookahead = min(schedule[rounds % len(schedule)], max_new_tokens - len(new) - 1)
@@ -120,23 +166,23 @@ def outcome_law(
         else:
             slot(new, rounds + 1, mass, 0 if draft is None else lookahead)
 
-    def slot(new: tuple[int, ...], rounds: int, mass: float, proposals: tuple[int, ...] | int) -> None:
-        text = (*prompt, *new)
-        p = target(text)
-        over: Any = None
-        if isinstance(proposals, int):
-            kept = np.minimum(p, draft(text)) if proposals and draft is not None else np.zeros_like(p)
-            rest: tuple[int, ...] | int = proposals - 1
+    def slot(new: tuple[int, ...], rounds: int, mass: float, left: tuple[int, ...] | int) -> None:
+        p = target((*prompt, *new))
+        kept = np.zeros_like(p)
+        rest: tuple[int, ...] | int
+        if isinstance(left, int):
+            rest = left - 1
+            if left and draft is not None:
+                kept = np.minimum(p, draft((*prompt, *new)))
         else:
-            kept = np.zeros_like(p)
-            if proposals:
-                kept[proposals[0]] = p[proposals[0]]
-            rest = proposals[1:]
+            rest = left[1:]
+            if left:
+                kept[left[0]] = p[left[0]]
         for token, probability in enumerate(p):
             emit((*new, token), rounds, mass * kept[token], rest)
-            emit((*new, token), rounds, mass * (probability - kept[token]), over)
+            emit((*new, token), rounds, mass * (probability - kept[token]), None)
 
-    emit((), 0, 1.0, None)  # type: ignore[arg-type]
+    emit((), 0, 1.0, None)
     return result
 
 

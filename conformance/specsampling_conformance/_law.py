@@ -1,0 +1,83 @@
+"""T1: is the output law the target's? Importing this module registers the clauses."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specsampling_conformance._checks import CheckFailure, Measured, Subject, check
+from specsampling_conformance._enumeration import LabelReusedError
+from specsampling_conformance._law_compare import compare, tokens_of
+from specsampling_conformance._situations import SITUATIONS, Enumerated, Situation, enumerated
+
+__all__: list[str] = []
+
+
+def _tokens_check(name: str, situation: Situation) -> None:
+    @check(
+        f"T1.law.{name}",
+        f"The tokens follow the target's law exactly {situation.claim}: probabilities sum to one, the same sequences"
+        " are possible, and the total variation from the law of the model's own one-token scores is rounding.",
+        requires=situation.requires,
+    )
+    def run(subject: Subject) -> Measured:
+        found = enumerated(subject, name)
+        expected = [tokens_of(law) for law in found.expected]
+        return _compared(found, expected, [law.tokens for law in found.laws], found.tolerances, forbidden=True)
+
+
+def _rounds_check(name: str, situation: Situation) -> None:
+    @check(
+        f"T1.rounds.{name}",
+        f"The joint law of tokens and number of rounds is that of the paper's algorithm {situation.claim}; a fault in"
+        " the draft's cache changes nothing else.",
+        requires=situation.requires,
+    )
+    def run(subject: Subject) -> Measured:
+        found = enumerated(subject, name)
+        outcomes: list[Mapping[Any, float]] = [law.outcomes for law in found.laws]
+        return _compared(found, found.expected, outcomes, [2 * bound for bound in found.tolerances], forbidden=False)
+
+
+def _compared(found: Enumerated, expected: Any, got: Any, tolerances: Any, *, forbidden: bool) -> Measured:
+    measured = [
+        compare(f"prompt {list(row.prompt)}, {dict(row.settings) or 'default settings'}", *one, forbidden=forbidden)
+        for row, *one in zip(found.rows, expected, got, tolerances, strict=True)
+    ]
+    worst = max(measured, key=lambda one: (one.exact_tv or 0.0) / (one.tolerance or 1.0))
+    values = {**worst.values, "paths": sum(law.num_paths for law in found.laws)}
+    return worst._replace(values=values | ({"note": found.note} if found.note else {}))
+
+
+for _name, _situation in SITUATIONS.items():
+    _tokens_check(_name, _situation)
+for _name, _situation in SITUATIONS.items():
+    _rounds_check(_name, _situation)
+
+
+@check("T1.labels.once", "No random decision is asked for twice in a round: two decisions never share their randomness.")
+def _labels_once(subject: Subject) -> Measured:
+    paths = 0
+    for name in ("fixed_lookahead", "lookahead_then_none", "prompt_lookup"):
+        try:
+            paths += sum(law.num_paths for law in enumerated(subject, name).laws)
+        except LabelReusedError as error:
+            raise CheckFailure(str(error), expected="each label once a round") from error
+    return Measured(n=paths)
+
+
+@check(
+    "T1.drift.company",
+    "The same answers have the same probabilities whatever the other rows of the batch do.",
+)
+def _drift(subject: Subject) -> Measured:
+    drift = tolerance = 0.0
+    for name in ("fixed_lookahead", "lookahead_then_none", "four_ids", "settings"):
+        found = enumerated(subject, name)
+        drift = max(drift, *(law.drift for law in found.laws))
+        # Every one of a dozen decisions may be off by the rounding of its own row of logits.
+        tolerance = max(tolerance, *(10 * bound for bound in found.tolerances))
+    if drift > tolerance:
+        raise CheckFailure(
+            f"the probability of the same answers differs by {drift:.2g} between two batches",
+            expected=f"no difference beyond {tolerance:.2g}",
+        )
+    return Measured(tolerance=tolerance, values={"drift": drift})

@@ -1,0 +1,289 @@
+"""The situations in which T1 enumerates: which models, which prompts and settings, how many tokens are drafted when."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from specsampling import CapabilityError, PromptLookup, RandomSource, Sampling
+from specsampling_conformance._cast import PAIRS, Cast, cast, eager, sequence_tolerance
+from specsampling_conformance._checks import Subject
+from specsampling_conformance._enumeration import ExactLaw, Outcome, Scenario, enumerate_laws
+from specsampling_conformance._oracle import lookup_proposal, outcome_law
+
+__all__ = ["SITUATIONS", "Enumerated", "Row", "Situation", "enumerated"]
+
+_BATCH_SIZE = 192
+_SMALL_BATCH = 8
+"""Below this each path takes a run of its own, and horizons are made shorter by one token."""
+
+
+class Row(NamedTuple):
+    """A kind of row: its scenario, and its sampling settings as the oracle takes them."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    settings: Mapping[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is enumerated together.
+
+    Attributes
+    ----------
+    claim : str
+        The clause: when the law holds.
+    rows : tuple of Row
+        Kinds of rows in the batch.
+    pair : str
+        The frozen pair.
+    target, drafter : str
+        Who plays: ``"target"``, ``"draft"``, ``"own_target"``, ``"own_draft"``; for the drafter also ``"lookup"``,
+        ``"none"``.
+    schedule : tuple of int
+        K of each round, repeated.
+    end_tokens : tuple of int
+        Ids that end a row.
+    draft_settings : mapping or None
+        The draft's settings; None for the target's.
+    every_column : bool
+        Branch in the accept decisions after the first rejection too.
+    compiled : bool
+        Let the decoder use the adapter's compiled round where there is one.
+    requires : tuple of str
+        Capabilities that the situation's checks require.
+    """
+
+    claim: str
+    rows: tuple[Row, ...]
+    pair: str = "three_a"
+    target: str = "target"
+    drafter: str = "draft"
+    schedule: tuple[int, ...] = (2,)
+    end_tokens: tuple[int, ...] = ()
+    draft_settings: Mapping[str, Any] | None = None
+    every_column: bool = False
+    compiled: bool = True
+    requires: tuple[str, ...] = ()
+
+
+_PLAIN = (Row((1,), 3), Row((2, 0, 1), 3))
+
+SITUATIONS = {
+    "fixed_lookahead": Situation(claim="with the same lookahead in every round", rows=_PLAIN),
+    "lookahead_then_none": Situation(
+        claim="when rounds of K = 2 and K = 0 alternate, so that a stale cache is not overwritten",
+        rows=(Row((1,), 4), Row((0, 2), 3)),
+        pair="three_b",
+        schedule=(2, 0),
+    ),
+    "none_then_lookahead": Situation(
+        claim="when rounds of K = 0 and K = 2 alternate, so that the draft has tokens to catch up on",
+        rows=(Row((2,), 4), Row((0, 1), 3)),
+        schedule=(0, 2),
+    ),
+    "growing_lookahead": Situation(
+        claim="when K changes from round to round",
+        rows=(Row((1, 2), 4, {"top_k": 2}),),
+        pair="three_b",
+        schedule=(1, 3),
+    ),
+    "four_ids": Situation(
+        claim="with four ids and prompts and limits of different lengths in one batch",
+        rows=(Row((3,), 2), Row((0, 2, 1, 3), 2), Row((1, 1), 1)),
+        pair="four",
+        schedule=(2, 1),
+    ),
+    "every_answer": Situation(
+        claim="whatever is answered after a row's first rejection",
+        rows=(Row((2, 1), 3),),
+        pair="three_b",
+        every_column=True,
+    ),
+    "self_draft": Situation(
+        claim="when the target drafts for itself, and every token drafted is accepted",
+        rows=_PLAIN,
+        pair="three_b",
+        drafter="target",
+        schedule=(2, 0, 1),
+    ),
+    "no_drafter": Situation(claim="with no drafter", rows=_PLAIN, drafter="none", schedule=(0,)),
+    "prompt_lookup": Situation(
+        claim="when tokens are chosen by prompt lookup (point masses)",
+        rows=(Row((1, 0, 1), 4), Row((2, 2), 3), Row((0, 1, 2), 3)),
+        pair="three_b",
+        drafter="lookup",
+        schedule=(2, 0, 2),
+    ),
+    "end_tokens": Situation(
+        claim="with end tokens, which end a row wherever in the block they are accepted or drawn",
+        rows=(Row((1,), 4), Row((0, 2), 3)),
+        schedule=(2, 1),
+        end_tokens=(2,),
+    ),
+    "settings": Situation(
+        claim="when each row has a temperature, top-k, top-p and min-p of its own, greedy rows among them",
+        rows=(
+            Row((1, 0), 3, {"temperature": 0.6}),
+            Row((1, 0), 3, {"top_k": 2}),
+            Row((1, 0), 3, {"top_p": 0.7}),
+            Row((1, 0), 3, {"min_p": 0.3}),
+            Row((1, 0), 3, {"temperature": 0.0}),
+            Row((1, 0), 2, {"temperature": 1.7, "top_k": 3, "top_p": 0.8, "min_p": 0.1}),
+        ),
+    ),
+    "draft_settings": Situation(
+        claim="when the draft has settings of its own",
+        rows=(Row((0,), 3, {"temperature": 0.8}), Row((2, 1), 3, {"top_p": 0.9})),
+        schedule=(2, 1),
+        draft_settings={"temperature": 1.5},
+    ),
+    "greedy_draft": Situation(
+        claim="when the draft is greedy and the target is not",
+        rows=_PLAIN,
+        pair="three_b",
+        draft_settings={"temperature": 0.0},
+    ),
+    "other_draft": Situation(
+        claim="with a draft of another backend", rows=_PLAIN, pair="three_b", drafter="own_draft", schedule=(2, 0)
+    ),
+    "as_draft": Situation(
+        claim="with the adapter's model as the draft of another backend's target",
+        rows=_PLAIN,
+        target="own_target",
+        schedule=(2, 0),
+    ),
+    "not_compiled": Situation(
+        claim="without the compiled round, too",
+        rows=_PLAIN,
+        schedule=(2, 0),
+        compiled=False,
+        requires=("compile_round",),
+    ),
+}
+"""Every situation by the last part of its checks' ids."""
+
+
+class Enumerated(NamedTuple):
+    """What was enumerated, and what it should have been.
+
+    Attributes
+    ----------
+    rows : tuple of Row
+        The rows enumerated.
+    laws : list of ExactLaw
+        Each one's law.
+    expected : list of dict
+        Each one's law of (tokens, rounds) from one-token scores of the models themselves.
+    tolerances : list of float
+        Total variation of tokens that rounding may account for.
+    note : str
+        What was left out, and why.
+    """
+
+    rows: tuple[Row, ...]
+    laws: list[ExactLaw]
+    expected: list[dict[Outcome, float]]
+    tolerances: list[float]
+    note: str
+
+
+def enumerated(subject: Subject, name: str) -> Enumerated:
+    """Return the laws of a situation; enumerated once, for all the clauses about it."""
+    return subject.once(("enumerated", name), lambda: _enumerate(subject, SITUATIONS[name]))
+
+
+def _enumerate(subject: Subject, situation: Situation) -> Enumerated:
+    models = cast(subject, situation.pair)
+    rows, batch_size, note = _fitted(subject, situation, models)
+    target = getattr(models, situation.target)
+    drafter = _drafter(situation, models, target)
+    if situation.compiled and hasattr(target, "compile_round"):
+        try:
+            laws = _laws(subject, situation, target, drafter, rows, batch_size)
+        except CapabilityError as error:
+            note = f"{note} the compiled round was left out, because it cannot ask the host ({error})".strip()
+            laws = _laws(subject, situation, eager(target), drafter, rows, batch_size)
+    else:
+        laws = _laws(subject, situation, eager(target), drafter, rows, batch_size)
+    expected = [_expected(situation, models, row) for row in rows]
+    tolerances = [sequence_tolerance(subject, models, row.max_new_tokens) for row in rows]
+    return Enumerated(rows, laws, expected, tolerances, note)
+
+
+def _fitted(subject: Subject, situation: Situation, models: Cast) -> tuple[tuple[Row, ...], int, str]:
+    """Return the rows that the adapter's models can play, and how many at a time."""
+    largest = subject.capabilities.max_batch_size or _BATCH_SIZE
+    batch_size = min(_BATCH_SIZE, largest) if subject.capabilities.per_row_rollback else 1
+    vocab_size = min(models.target.vocab_size, PAIRS[situation.pair].vocab_size)
+    rows = situation.rows
+    note = ""
+    if batch_size < _SMALL_BATCH:
+        rows = tuple(row._replace(max_new_tokens=min(row.max_new_tokens, 2)) for row in rows)
+        note = "two tokens a row, because batches are small"
+    rows = tuple(row._replace(prompt=tuple(token % vocab_size for token in row.prompt)) for row in rows)
+    return rows, batch_size, note
+
+
+def _drafter(situation: Situation, models: Cast, target: Any) -> Any:
+    if situation.drafter == "none":
+        return None
+    if situation.drafter == "lookup":
+        return PromptLookup()
+    return target if situation.drafter == situation.target else getattr(models, situation.drafter)
+
+
+def _laws(
+    subject: Subject, situation: Situation, target: Any, drafter: Any, rows: Sequence[Row], batch_size: int
+) -> list[ExactLaw]:
+    # A row of the batch has its settings by its number, so the batch holds every kind equally often; where it cannot,
+    # the kinds take turns.
+    groups = [rows] if batch_size >= len(rows) else [[row] for row in rows]
+    laws: list[ExactLaw] = []
+    for group in groups:
+        size = batch_size // len(group) * len(group)
+
+        def make(source: RandomSource, group: Sequence[Row] = group, size: int = size) -> Any:
+            options: dict[str, Any] = {"end_tokens": situation.end_tokens}
+            if situation.draft_settings is not None:
+                options["draft_sampling"] = Sampling(**situation.draft_settings)
+            sampling = _sampling(group, size)
+            return subject.engine.decoder(target, drafter, sampling=sampling, randomness=source, **options)
+
+        laws += enumerate_laws(
+            make,
+            [Scenario(row.prompt, row.max_new_tokens) for row in group],
+            schedule=situation.schedule,
+            batch_size=size,
+            every_column=situation.every_column,
+        )
+    return laws
+
+
+def _sampling(rows: Sequence[Row], batch_size: int) -> Sampling:
+    names = {name for row in rows for name in row.settings}
+    defaults = {"temperature": 1.0}
+    settings: dict[str, Any] = {}
+    for name in sorted(names):
+        values = [row.settings.get(name, defaults.get(name)) for row in rows]
+        settings[name] = [values[index % len(rows)] for index in range(batch_size)]
+    return Sampling(**settings)
+
+
+def _expected(situation: Situation, models: Cast, row: Row) -> dict[Outcome, float]:
+    target = models.scores[situation.target].law(**row.settings)
+    draft, propose = None, None
+    if situation.drafter == "lookup":
+        propose = lookup_proposal
+    elif situation.drafter != "none":
+        settings = row.settings if situation.draft_settings is None else situation.draft_settings
+        draft = models.scores[situation.drafter].law(**settings)
+    return outcome_law(
+        target,
+        draft,
+        row.prompt,
+        max_new_tokens=row.max_new_tokens,
+        schedule=situation.schedule,
+        end_tokens=situation.end_tokens,
+        propose=propose,
+    )
