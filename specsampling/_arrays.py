@@ -92,7 +92,7 @@ def _move_to_jax(x: Array, like: Array, xp: Any) -> Array:
     devices = like.devices()
     where = next(iter(devices)) if len(devices) == 1 else None
     if array_api_compat.is_jax_array(x):
-        return x if where is None or x.devices() == devices else xp.asarray(x, device=where)
+        return x if where is None or x.devices() == devices else array_api_compat.to_device(x, where)
     return xp.asarray(to_host(x) if _is_in_host_memory(x) else xp.from_dlpack(x), device=where)
 
 
