@@ -112,7 +112,7 @@ def skip_fields_of_records(app, what, name, obj, skip, options):
 def keep_colons(app, what, name, obj, options, lines):
     """Keep napoleon from reading ``Text: more text`` in the first line of an attribute's docstring as a type."""
     if what in ("attribute", "data", "property"):
-        lines.insert(0, "")
+        lines[:0] = ["..", ""]  # an empty comment, which napoleon takes for the first line
 
 
 def make_signature_python(app, what, name, obj, options, signature, return_annotation):
