@@ -160,8 +160,9 @@ def _figure(title: str, note: str, drawing: str, legend: str = "") -> str:
 
 
 def _plot_data(report: Report, key: str) -> Iterator[tuple[CheckResult, str, Any, dict[str, Any]]]:
-    """Yield check, dtype and plot data for every check that has some of this kind, failures first."""
-    for result in sorted(report.checks, key=lambda result: result.status != "failed"):
+    """Yield check, dtype and plot data for every check that has some of this kind: failures first, then samples."""
+    order = ("T2", "T3", "T1", "T0")
+    for result in sorted(report.checks, key=lambda one: (one.status != "failed", order.index(one.id[:2]))):
         for dtype, measured in result.measured.items():
             plot = dict(measured.values.get("plot", {}))
             if plot.get(key):

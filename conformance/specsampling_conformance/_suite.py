@@ -102,7 +102,7 @@ class BackendSuite:
         assert result.status == "passed", told
 
     def _judged(self, check_id: str, dtype: str) -> tuple[CheckResult, str]:
-        """Return the result of a check and the text of its failure; skip what does not apply, xfail what is expected."""
+        """Return the result of a check and how its failure reads; skip what does not apply, xfail what is expected."""
         import pytest
 
         (entry,) = (entry for entry in all_checks() if entry.id == check_id)

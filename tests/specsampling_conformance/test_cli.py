@@ -1,0 +1,107 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from specsampling_conformance import __main__ as cli
+from specsampling_conformance import _catalogue as catalogue
+
+
+def lines(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_run_writes_both_reports_and_says_what_it_found(tmp_path, capsys):
+    files = [tmp_path / "deep" / "report.json", tmp_path / "report.html"]
+    where = ["--backend", "numpy", "--device", "cpu", "--dtype", "float64", "--seed", "11"]
+    what = ["--tier", "contract", "--checks", "T0.rollback.*"]
+    status = cli.main([*where, *what, "--json", str(files[0]), "--html", str(files[1])])
+    assert status == 0
+    report = json.loads(files[0].read_text())
+    assert (report["backend"], report["device"], report["dtypes"]) == ("numpy", "cpu", ["float64"])
+    assert (report["seed"], report["level"], report["capabilities"]["select"]) == (11, None, True)
+    assert {check["status"] for check in report["checks"]} == {"passed", "not-applicable", "not-run"}
+    assert "<!doctype html>" in files[1].read_text()
+    out = lines(capsys)
+    assert out[-1].endswith("Level: none. Seed: 11.")
+    assert out[-2].startswith("T0  ")
+
+
+def test_a_failure_is_the_exit_status(tmp_path, capsys, monkeypatch):
+    def broken(name, checkpoint, *, dtype, device):
+        raise OSError("no weights here")
+
+    monkeypatch.setattr(cli, "load_model", broken)
+    status = cli.main(["--json", str(tmp_path / "report.json")])
+    assert status == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["level"] is None
+    assert report["checks"][0]["status"] == "failed"
+    out = capsys.readouterr().out
+    assert "FAILED T0.model.members" in out
+    assert "no weights here" in out
+    assert (
+        "reproduce: python -m specsampling_conformance --backend numpy --dtype float32 --checks T0.model.members" in out
+    )
+
+
+def test_expected_failures_are_strict(capsys):
+    arguments = ["--checks", "T0.rollback.no_op", "--expect-failure", "T0.rollback.no_op=issue 7"]
+    assert cli.main(arguments) == 1
+    assert "expected to fail (issue 7), but it passed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backend", "nosuch"], "`--backend` must be one of"),
+        (["--checks", "T7.*"], "`checks` must match ids"),
+        (["--expect-failure", "T0.rollback.no_op"], "must be ID=REASON"),
+        (["--expect-failure", "T0.nothing=reason"], "is no check's id"),
+        (["--seed", "-1"], "`seed` must be non-negative"),
+        (["--list", "--checks", "T7.*"], "`checks` must match ids"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_status_2(arguments, message, capsys):
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("specsampling_conformance: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_backend_that_is_not_installed_is_told_before_anything_runs(capsys, monkeypatch):
+    from specsampling import available_backends
+
+    (status,) = (backend for backend in available_backends() if backend.name == "numpy")
+    missing = status._replace(name="absent", installed=False, reason="pip install absent")
+    monkeypatch.setattr(cli, "available_backends", lambda: (missing,))
+    assert cli.main(["--backend", "absent"]) == 2
+    assert "pip install absent" in capsys.readouterr().err
+
+
+def test_an_interrupt_has_its_own_status(capsys, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "check_backend", interrupted)
+    assert cli.main([]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_list_shows_what_would_run_for_this_backend(capsys):
+    assert cli.main(["--list"]) == 0
+    shown = [line.partition("  ")[0] for line in lines(capsys)]
+    from specsampling_numpy import NumpyModel
+
+    assert shown == catalogue.manifest_ids(NumpyModel.capabilities)
+    assert cli.main(["--list", "--checks", "T0.select.*"]) == 0
+    assert [line.partition("  ")[0] for line in lines(capsys)] == ["T0.select.keeps_rows", "T0.select.in_order"]
+
+
+def test_it_runs_as_a_module_in_an_empty_folder(tmp_path):
+    command = [sys.executable, "-W", "error", "-m", "specsampling_conformance", "--checks", "T0.cache.fresh_processes"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 passed" in done.stdout
