@@ -179,16 +179,16 @@ def stream(
     min_new_tokens, seed, row_ids, randomness, logprobs, pad_vocab, validate
         As in `generate`.
 
-    Yields
-    ------
-    StreamEvent
-        One per unfinished row and round.
-
     Returns
     -------
     Generation
         As the generator's value (of ``yield from``). Arguments are checked, and the prompts fed, when `stream` is
         called, not at the first event. Closing the generator early is harmless.
+
+    Yields
+    ------
+    StreamEvent
+        One per unfinished row and round.
 
     Examples
     --------

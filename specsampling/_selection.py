@@ -267,11 +267,11 @@ def _jitted_bisection() -> Callable[..., Array]:
     def loop(num_steps: int, step: Callable[[int, Any], Any], state: Any) -> Any:
         return jax.lax.fori_loop(0, num_steps, step, state)
 
-    @jax.jit
     def bisect(logits: Array, weights: Array, top_k: Any, top_p: Any) -> Array:
         return _bisect(logits, weights, top_k, top_p, bitcast, loop)
 
-    return bisect
+    compiled: Callable[..., Array] = jax.jit(bisect)
+    return compiled
 
 
 def _bisect(
