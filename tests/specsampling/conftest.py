@@ -61,3 +61,12 @@ def enumeration() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def toys() -> ModuleType:
+    """Return the helper module `toys.py`."""
+    spec = importlib.util.spec_from_file_location("toys", Path(__file__).with_name("toys.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -332,6 +332,7 @@ def test_finished_rows_are_dropped_where_both_can_else_masked(toys, target_selec
         assert info.rows.tolist() == running
         assert len(target.blocks[-1]) == (len(running) if target_selects and draft_selects else 4)
     assert (state.lengths - state.prompt_lengths).tolist() == limits
+    assert state.rounds[1] == 1 < state.rounds[0]
     assert bool(target.selected) == bool(draft.selected) == (target_selects and draft_selects)
     if draft.selected:
         assert target.selected == draft.selected
@@ -458,7 +459,7 @@ class Compiled:
             model.rollback,
             model.select,
         )
-        self.compiled, self.num_rounds = [], 0
+        self.compiled, self.batch_sizes = [], []
 
     def compile_round(self, drafter, sampling, lookahead):
         self.compiled.append(lookahead)
@@ -467,7 +468,7 @@ class Compiled:
             assert target is self
             assert arguments[0] is drafter
             assert (options["lookahead"], options["sampling"]) == (lookahead, sampling)
-            self.num_rounds += 1
+            self.batch_sizes.append(len(arguments[2].lengths))
             return decode_round(target, *arguments, **options)
 
         return round_
@@ -482,7 +483,7 @@ def test_rounds_are_compiled_once_for_each_lookahead(toys):
     options = {"max_new_tokens": [3, 9], "lookahead": ByRound(2, 1), "seed": 3}
     result = generate(target, draft, [[0], [1]], **options)
     assert sorted(target.compiled) == [1, 2]
-    assert target.num_rounds == result.stats.rounds
+    assert target.batch_sizes == [2] * result.stats.rounds  # a finished row stays: a new size would be a new trace
     assert result.tokens == generate(toys.random_table(5), draft, [[0], [1]], **options).tokens
     assert result.stats.times.draft == 0 < result.stats.times.target
 

@@ -177,7 +177,7 @@ def test_finished_row_with_a_full_cache_does_not_stop_one_that_lags(toys):
     batch = Texts(ModelDrafter(model), [[1, 2], [3] * 28], capacity=32)
     batch.accept(batch.propose(2), [0, 0])
     batch.texts[1] = [3] * 29
-    for length in (5, 29):  # a few tokens behind, which one block makes up for, and many
+    for length in (12, 29):  # a few tokens behind, which one block makes up for, and many
         batch.texts[0] += [4] * (length - len(batch.texts[0]))
         check_laws(toys, model, batch.texts, batch.propose(2))
 
@@ -186,10 +186,10 @@ def test_select_is_there_only_if_the_model_has_it(toys):
     assert not hasattr(ModelDrafter(toys.Strict(toys.random_table(5), select=False)), "select")
     model = toys.random_table(5, order=3)
     drafter = ModelDrafter(model)
-    batch = Texts(drafter, [[1, 2], [3], [4, 4, 4]])
-    batch.accept(batch.propose(3), [3, 0, 1])
-    batch.state = drafter.select(batch.state, np.array([2, 0]))
-    batch.texts = [batch.texts[2], batch.texts[0]]
+    batch = Texts(drafter, [[1, 2, 3, 4], [3], [4, 4]])
+    batch.accept(batch.propose(3), [0, 3, 1])
+    batch.state = drafter.select(batch.state, np.array([1, 2]))
+    batch.texts = batch.texts[1:]
     check_laws(toys, model, batch.texts, batch.propose(3))
 
 

@@ -94,26 +94,41 @@ class CountingIndex(dict):
         return super().get(key, default)
 
 
+class CountingText(np.ndarray):
+    """An array that counts the entries taken out of it."""
+
+    num_read = 0
+
+    def __getitem__(self, key):
+        taken = np.asarray(self)[key]
+        CountingText.num_read += taken.size
+        return taken
+
+
 def test_work_of_a_round_does_not_grow_with_the_text():
     drafter = PromptLookup(max_ngram=3)
     state = drafter.init(1, 4096)._replace(rows=[CountingIndex()])
-    text = np.random.default_rng(0).integers(0, 50, 3000).tolist()
-    _, state = propose(drafter, state, [text[:1000]], 4)
-    counts = []
-    for length in range(1005, 3000, 5):
-        before = state.rows[0].num_operations
-        _, state = propose(drafter, state, [text[:length]], 4)
-        counts.append(state.rows[0].num_operations - before)
-    assert max(counts) <= 5 * 3 + 3
+    text = np.random.default_rng(0).integers(0, 50, (1, 3000)).view(CountingText)
+    work = []
+    for length in range(1000, 3000, 5):
+        before = state.rows[0].num_operations, CountingText.num_read
+        context = Context(text, np.array([length]))
+        _, state = drafter.propose(state, context, 4, Sampling(), None)
+        work.append((state.rows[0].num_operations - before[0], CountingText.num_read - before[1]))
+    operations, reads = map(max, zip(*work[1:], strict=True))  # the first round reads the prompt
+    assert operations <= 5 * 3 + 3
+    assert reads <= 5 + 3 + 1 + 4
 
 
 def test_dropped_rows_take_their_index_with_them():
     drafter = PromptLookup()
-    texts = [[1, 2, 1], [3, 4, 3], [5, 6, 5]]
+    texts = [[1, 2, 1, 1, 2, 2, 2], [3, 4, 3, 4, 3], [5, 6, 5]]
     _, state = propose(drafter, drafter.init(3, 16), texts, 2)
     kept = drafter.select(state, np.array([2, 1]))
     drafts, _ = propose(drafter, kept, [texts[2] + [6], texts[1] + [4]], 2)
-    assert drafts == [[5, 6], [3, 4]]
+    assert drafts == [search(texts[2] + [6], 2, 3, 1), search(texts[1] + [4], 2, 3, 1)]
+    assert kept.num_indexed == [2, 4]
+    assert [len(index) for index in kept.rows] == [len(state.rows[row]) for row in (2, 1)]
 
 
 @pytest.mark.parametrize(

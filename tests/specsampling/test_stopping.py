@@ -65,6 +65,14 @@ def test_sequence_longer_than_the_text_is_no_match():
     assert commit_one(StopRules(stop_sequences=((1,) * 9,)), [1, 1, 1], prompt=1, start=1) == (2, False)
 
 
+def test_what_lies_past_a_rows_candidates_does_not_end_it():
+    tokens = np.array([[0, 1, 7, 7], [0, 1, 2, 3]])
+    commit = StopRules(end_tokens=(7,)).commit(
+        tokens, np.array([0, 1]), np.array([1, 1]), np.array([1, 1]), np.array([1, 3])
+    )
+    assert (commit.num_emitted.tolist(), commit.is_stopped.tolist()) == ([1, 3], [False, False])
+
+
 def test_earliest_stop_in_the_text_wins_whatever_the_order_of_the_list():  # fault #92
     for stops in (((7,), (5, 6)), ((5, 6), (7,))):
         assert commit_one(StopRules(stop_sequences=stops), [0, 4, 5, 6, 7], prompt=1, start=1) == (3, True)
