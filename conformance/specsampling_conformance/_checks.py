@@ -58,6 +58,8 @@ class CheckFailure(AssertionError):  # noqa: N818 - as above
         The calls that show it, as a person would write them down.
     setting : str
         What the calls start from, such as ``"B=2, capacity=8"``.
+    measured : Measured or None
+        What was measured, where that came before the verdict: the report shows it as it does for a check that passed.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class CheckFailure(AssertionError):  # noqa: N818 - as above
         worst: Iterable[str] = (),
         calls: Iterable[str] = (),
         setting: str = "",
+        measured: "Measured | None" = None,
     ) -> None:
         self.summary, self.expected = summary, expected
         self.worst, self.calls, self.setting = tuple(worst), tuple(calls), setting
+        self.measured = measured
         super().__init__(self.diagnosis)
 
     @property
@@ -367,6 +371,8 @@ def run_check(entry: Check, subject: Subject, *, clock: Callable[[], float]) -> 
             reasons.append(str(reason))
         except CheckFailure as failure:
             status, diagnosis = "failed", f"{dtype}: {failure.diagnosis}"
+            if failure.measured is not None:
+                measured[dtype] = failure.measured
             break
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]

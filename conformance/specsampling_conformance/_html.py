@@ -160,10 +160,11 @@ def _figure(title: str, note: str, drawing: str, legend: str = "") -> str:
 
 
 def _plot_data(report: Report, key: str) -> Iterator[tuple[CheckResult, str, Any, dict[str, Any]]]:
-    """Yield check, dtype and plot data for every check that has some of this kind: failures first, then samples."""
+    """Yield check, dtype and plot data for every check that has some: failures first, and the dtype that failed."""
     order = ("T2", "T3", "T1", "T0")
     for result in sorted(report.checks, key=lambda one: (one.status != "failed", order.index(one.id[:2]))):
-        for dtype, measured in result.measured.items():
+        dtypes = list(result.measured.items())
+        for dtype, measured in reversed(dtypes) if result.status == "failed" else dtypes:
             plot = dict(measured.values.get("plot", {}))
             if plot.get(key):
                 yield result, dtype, plot[key], plot
@@ -216,9 +217,13 @@ def _path_figures(report: Report) -> Iterator[str]:
 
 def _law_figures(report: Report) -> Iterator[str]:
     legend = '<span><i class="key expected"></i> expected</span> <span><i class="key got"></i> got</span>'
-    for number, (result, dtype, cells, _) in enumerate(_plot_data(report, "exact_law")):
-        if number == _MOST_LAWS:
+    drawn_of: set[str] = set()
+    for result, dtype, cells, _ in _plot_data(report, "exact_law"):
+        if result.id in drawn_of:
+            continue
+        if len(drawn_of) == _MOST_LAWS:
             return
+        drawn_of.add(result.id)
         drawn = [(str(label), float(expected), float(got)) for label, expected, got in cells]
         yield _figure(f"`{result.id}`", f"The law of sequences, {dtype}.", law_plot(result.id, drawn), legend)
 

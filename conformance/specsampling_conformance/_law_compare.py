@@ -29,14 +29,16 @@ def compare(
     little as rounding gives (a self-draft that is rejected once in 1e8).
     """
     mass = sum(got.values())
+    distance = total_variation(dict(expected), dict(got))
+    measured = Measured(exact_tv=distance, tolerance=tolerance, values={"plot": {"exact_law": _bars(expected, got)}})
     # Each path's probability is a product, and the products are summed.
     if not abs(mass - 1.0) <= max(1e-9, tolerance):
         raise CheckFailure(
             f"{what}: the probabilities of all paths sum to {mass:.12g}",
             expected="a sum of one",
             worst=worst_cells(expected, got),
+            measured=measured,
         )
-    distance = total_variation(dict(expected), dict(got))
     odd = [cell for cell, chance in got.items() if cell not in expected and chance > (0.0 if forbidden else tolerance)]
     odd += [cell for cell, chance in expected.items() if cell not in got and chance > tolerance]
     if not distance <= tolerance or odd:
@@ -45,8 +47,9 @@ def compare(
             f"{what}: total variation {distance:.3g}{support}",
             expected=f"at most {tolerance:.2g}",
             worst=worst_cells(expected, got),
+            measured=measured,
         )
-    return Measured(exact_tv=distance, tolerance=tolerance, values={"plot": {"exact_law": _bars(expected, got)}})
+    return measured
 
 
 def worst_cells(expected: Mapping[Any, float], got: Mapping[Any, float]) -> list[str]:
@@ -59,8 +62,8 @@ def worst_cells(expected: Mapping[Any, float], got: Mapping[Any, float]) -> list
 
 
 def _bars(expected: Mapping[Any, float], got: Mapping[Any, float]) -> list[list[Any]]:
-    cells = sorted(expected, key=lambda cell: -expected[cell])[:_MOST_BARS]
-    return [[_label(cell), expected[cell], got.get(cell, 0.0)] for cell in cells]
+    cells = sorted({*expected, *got}, key=lambda cell: -max(expected.get(cell, 0.0), got.get(cell, 0.0)))[:_MOST_BARS]
+    return [[_label(cell), expected.get(cell, 0.0), got.get(cell, 0.0)] for cell in cells]
 
 
 def _label(cell: Any) -> str:
