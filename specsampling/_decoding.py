@@ -69,7 +69,8 @@ class Decoder:
     stop_sequences : sequence of sequences of int
         Runs of ids that end a row once complete, matched in the new tokens only; part of the output.
     min_new_tokens : int, default: 0
-        End tokens are forbidden, at the target, until this many tokens were emitted.
+        End tokens are forbidden, at the target, until this many tokens were emitted. Where the target leaves nothing
+        else, that is a row without a law.
     seed : int or None, default: 0
         Repeats the run; None draws one, which the result records.
     randomness : RandomSource or None

@@ -126,7 +126,7 @@ class Stats:
     target_calls : int
         Scoring calls of the target that returned logits: one a round. Feeding the prompts is not counted.
     draft_calls : int
-        Scoring calls of the draft model, a prompt of more than 16 tokens costing one more for each 512.
+        Scoring calls of the draft model, those that read the prompts included.
     proposed : int
         Tokens proposed: the sum of `num_tokens` over row-rounds.
     tested : int
@@ -152,7 +152,18 @@ class Stats:
     times : PhaseTimes
         Wall time by phase, in seconds.
     config : mapping
-        Every option of the run, as it took effect.
+        Every option of the run; `seed` is the one in use.
+
+    Examples
+    --------
+    Three rounds, in which 4, 2 and 0 tokens were proposed and 4, 1 and 0 accepted:
+
+    >>> from specsampling import Stats
+    >>> stats = Stats(rounds=3, target_calls=3, proposed=6, tested=6, accepted=5, emitted=8)
+    >>> stats.acceptance_rate == 5 / 6, stats.tokens_per_target_call == 8 / 3
+    (True, True)
+    >>> stats.emitted == stats.accepted + stats.rounds  # each round adds a token that was not drafted
+    True
     """
 
     rounds: int = 0
