@@ -1,5 +1,6 @@
 """Call sequences on a cache: run, made as short as possible, and the list of those once found useful."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -124,9 +125,9 @@ def _allowed(trial: Trial, lengths: list[int], per_row: bool) -> list[int]:
 def shrink_sequence(sequence: CallSequence, subject: Subject, oracle: Oracle) -> CheckFailure | None:
     """Return the failure of the shortest sequence found by leaving things out, or None where it does not fail again.
 
-    Calls are left out first, two at a time and then one, then columns of blocks, then rows. Shrinking the calls
-    themselves takes a few dozen runs; shrinking the draws that led to them, as Hypothesis would, takes hundreds and
-    stops at longer sequences.
+    Calls are left out first, two at a time and then one; then blocks in a row are made one, columns are left out, and
+    rows. Shrinking the calls themselves takes a few dozen runs; shrinking the draws that led to them, as Hypothesis
+    would, takes hundreds and stops at longer sequences.
     """
     best = _failure(sequence, subject, oracle)
     if best is None:
@@ -134,9 +135,7 @@ def shrink_sequence(sequence: CallSequence, subject: Subject, oracle: Oracle) ->
     shrinking = True
     while shrinking:
         shrinking = False
-        # Whatever was called after the failure is not part of the story.
-        sequence = sequence._replace(calls=sequence.calls[: len(best.calls)])
-        for candidate in _shorter(sequence):
+        for candidate in _shorter(sequence, len(best.calls)):
             failure = _failure(candidate, subject, oracle)
             if failure is not None:
                 sequence, best, shrinking = candidate, failure, True
@@ -152,17 +151,29 @@ def _failure(sequence: CallSequence, subject: Subject, oracle: Oracle) -> CheckF
     return None
 
 
-def _shorter(sequence: CallSequence) -> Iterator[CallSequence]:
+def _shorter(sequence: CallSequence, failed_at: int) -> Iterator[CallSequence]:
     calls = sequence.calls
+    if failed_at < len(calls):
+        yield sequence._replace(calls=calls[:failed_at])
     for width in (2, 1):
         for start in range(len(calls) - width + 1):
             yield sequence._replace(calls=calls[:start] + calls[start + width :])
+    for index, ((method, first), (following, second)) in enumerate(itertools.pairwise(calls)):
+        if method == following == "score" and len(first) == len(second):
+            block = [[*left, *right] for left, right in zip(first, second, strict=True)]
+            yield sequence._replace(calls=(*calls[:index], ("score", block), *calls[index + 2 :]))
     for index, (method, argument) in enumerate(calls):
         if method == "score" and len(argument[0]) > 1:
             for column in range(len(argument[0])):
                 block = [row[:column] + row[column + 1 :] for row in argument]
                 yield sequence._replace(calls=(*calls[:index], (method, block), *calls[index + 1 :]))
-    if sequence.batch_size > 2 and not any(method == "select" for method, _ in calls):
+    selections = [index for index, (method, _) in enumerate(calls) if method == "select"]
+    if selections:
+        # Without the first selection, but with its rows from the start.
+        first_selection, rows = selections[0], calls[selections[0]][1]
+        before = tuple((method, [argument[row] for row in rows]) for method, argument in calls[:first_selection])
+        yield sequence._replace(batch_size=len(rows), calls=(*before, *calls[first_selection + 1 :]))
+    elif sequence.batch_size > 2:
         for row in range(sequence.batch_size):
             fewer = tuple((method, argument[:row] + argument[row + 1 :]) for method, argument in calls)
             yield sequence._replace(batch_size=sequence.batch_size - 1, calls=fewer)
