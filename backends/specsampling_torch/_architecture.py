@@ -1,0 +1,170 @@
+"""What has to be known of a transformers model before it can be called right: argument names, masks, limits."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+from transformers import cache_utils
+
+from specsampling import CapabilityError
+
+from ._masks import FULL, MaskKind, Visibility
+
+__all__ = ["PROVEN", "CausalLM", "context_limit", "refuse_config"]
+
+PROVEN = frozenset(
+    {
+        "gemma2",
+        "gemma3_text",
+        "gpt2",
+        "gpt_neox",
+        "llama",
+        "mamba2",
+        "mistral",
+        "mixtral",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_next",
+    }
+)
+"""Model types that the tests cover. Any other is held against its own forward pass when it is loaded."""
+
+_ATTENTION = ("eager", "sdpa")
+
+
+def refuse_config(config: Any) -> None:
+    """Raise `CapabilityError` for what the config alone shows to be impossible."""
+    name = f"`{getattr(config, 'model_type', type(config).__name__)}`"
+    if getattr(config, "is_encoder_decoder", False):
+        raise CapabilityError(f"{name} is an encoder-decoder model: this library samples from causal language models")
+    text = config.get_text_config()
+    if getattr(text, "position_embedding_type", None) in ("relative_key", "relative_key_query") or getattr(
+        text, "alibi", False
+    ):
+        raise CapabilityError(f"{name} derives its positions from padding masks, which rows of unequal length have not")
+
+
+def context_limit(config: Any) -> int | None:
+    """Return how long a text may be, or None where the config knows no limit.
+
+    RoPE of the types "dynamic" and "longrope" turns *every* position differently once the text is longer than the
+    original context, so that what a cache holds would be wrong from then on; texts end before that.
+    """
+    text = config.get_text_config()
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) in ("dynamic", "longrope"):
+        original = rope.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        limit = original or limit
+    return limit
+
+
+class CausalLM:
+    """A transformers causal language model, called with its own argument names and the masks that its layers need.
+
+    Parameters
+    ----------
+    module : transformers.PreTrainedModel
+        The model.
+
+    Attributes
+    ----------
+    name : str
+        How messages call it.
+    is_proven : bool
+        Whether its model type is one that the tests cover.
+    max_length : int or None
+        Its context limit.
+    layers : list
+        Transformers' own layer caches, which tell what kind each layer is.
+
+    Raises
+    ------
+    CapabilityError
+        If the architecture cannot be served, by name and with the reason.
+    """
+
+    def __init__(self, module: Any) -> None:
+        config = module.config
+        self.name = f"`{config.model_type}` ({type(module).__name__})"
+        refuse_config(config)
+        text = config.get_text_config()
+        self.is_proven = config.model_type in PROVEN
+        self.max_length = context_limit(config)
+        self._module = module
+        # The part without the head, which prompts are fed to.
+        self._base = module.base_model
+        names = inspect.signature(module.forward).parameters
+        self._cache_name = next((name for name in ("cache", "past_key_values", "cache_params") if name in names), "")
+        if not self._cache_name or not hasattr(cache_utils, "LinearAttentionLayer"):
+            why = (
+                "takes no cache" if not self._cache_name else f"needs transformers 5, found {transformers.__version__}"
+            )
+            raise CapabilityError(f"{self.name} {why}: every step would compute the whole text again")
+        if "logits_to_keep" not in names and self._base is module:
+            raise CapabilityError(f"{self.name} is no language model: it has no head that returns logits")
+        self._has_logits_to_keep = "logits_to_keep" in names
+        self._base_names = inspect.signature(self._base.forward).parameters
+        self.layers = cache_utils.DynamicCache(config=config).layers
+        self._kinds, self._takes_mapping = self._mask_kinds(text)
+        attention = getattr(config, "_attn_implementation", None) or "eager"
+        if self._kinds and attention not in _ATTENTION:
+            raise CapabilityError(
+                f"{self.name} is set to {attention!r} attention, which cannot take a mask for rows of unequal length; "
+                f"load it with `attn_implementation` 'sdpa' or 'eager'"
+            )
+
+    def _mask_kinds(self, config: Any) -> tuple[dict[str, MaskKind | None], bool]:
+        """Return the mask of each layer type (None: that type wants none), and whether they are passed by type."""
+        window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+        types = getattr(config, "layer_types", None)
+        if types is None:
+            return {"": MaskKind(window) if window is not None else MaskKind(None, chunk)}, False
+        known = {
+            "full_attention": FULL,
+            "sliding_attention": MaskKind(window),
+            "chunked_attention": MaskKind(None, chunk),
+            "linear_attention": None,
+            "conv": None,
+        }
+        types = set(types) - {"moe", "mlp", "dummy"}
+        strange = sorted(types - known.keys())
+        if strange:
+            raise CapabilityError(
+                f"{self.name} has layers of the kind {strange[0]!r}, which this backend does not know"
+            )
+        kinds = {kind: known[kind] for kind in types}
+        masked = {kind: mask for kind, mask in kinds.items() if mask is not None}
+        if len(kinds) == 1 or not masked:  # models of one kind of layer take its mask as it is
+            return masked, False
+        if "attention_mask, dict)" not in inspect.getsource(inspect.unwrap(type(self._base).forward)):
+            raise CapabilityError(f"{self.name} has layers of several kinds and takes no mask for each")
+        return kinds, True
+
+    def _masks(self, visibility: Visibility) -> Any:
+        if not self._takes_mapping:
+            return next((visibility.mask(kind) for kind in self._kinds.values() if kind is not None), None)
+        return {name: None if kind is None else visibility.mask(kind) for name, kind in self._kinds.items()}
+
+    def __call__(self, tokens: Any, positions: Any, visibility: Visibility, store: Any, num_logits: int) -> Any:
+        """Feed a block through every layer and return the logits of its last `num_logits` positions; None for 0."""
+        arguments = {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "attention_mask": self._masks(visibility),
+            self._cache_name: store,
+            "use_cache": True,
+        }
+        named = {name: value for name, value in arguments.items() if name in self._base_names}
+        # 0 means "all" to transformers: the head is left out by calling what is below it.
+        if num_logits == 0:
+            self._base(**named)
+            return None
+        if self._has_logits_to_keep:
+            return self._module(**named, logits_to_keep=num_logits).logits
+        return self._module(**named).logits[:, -num_logits:]

@@ -1,0 +1,414 @@
+"""A PyTorch module as a model of the library: blocks of tokens in, logits out, each row at its own length."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers.cache_utils import DummyLayer
+
+from specsampling import Capabilities, CapabilityError
+
+from ._architecture import CausalLM
+from ._cache import KeyValueShape, RecordingLayer, RowStore, ShapeRecorder, out_of_memory
+from ._checks import Ints, checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes
+from ._masks import Visibility
+from ._recurrent import SnapshotStore, is_recurrent
+
+__all__ = ["TorchCache", "TorchModel"]
+
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+# How far apart two ways of computing the same logits may be, relative to the largest of them.
+_TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+
+
+class TorchCache(NamedTuple):
+    """Keys and values, or states, of a batch of texts.
+
+    Attributes
+    ----------
+    store : RowStore
+        The memory. Written in place.
+    lengths : ndarray
+        Integers of shape ``(B,)``, on the host: how many tokens each row holds.
+    capacity : int
+        Tokens that each row has room for.
+    floors : ndarray or None
+        Integers of shape ``(B,)``: how far back each row may go; None where that is any number of tokens.
+    """
+
+    store: RowStore
+    lengths: Ints
+    capacity: int
+    floors: Ints | None
+
+
+class TorchModel:
+    """A causal language model in PyTorch, with a cache that rolls each row back on its own.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        A causal language model of transformers, or any module together with `forward`. It is put into evaluation mode.
+    forward : callable, optional
+        ``forward(module, tokens, positions, mask, cache, num_logits)`` for modules that are not of transformers. It
+        returns logits ``(B, num_logits, V)`` of the block's last positions (anything where `num_logits` is 0), given
+        tokens and positions ``(B, T)`` and an additive mask ``(B, 1, T, span)``; each layer calls
+        ``cache.update(keys, values, layer)`` with ``(B, heads, T, size)`` tensors and attends to the ``span`` keys and
+        values that it returns.
+    max_length : int, optional
+        Context limit, where it is not to be taken from the module's config.
+    max_rollback : int, optional
+        For recurrent models: how many tokens back a row can go, 8 by default. Each costs the memory of a state.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The module.
+    vocab_size : int
+        Number of token ids, V: as many as there are logits.
+    max_length : int or None
+        Context limit. A cache may be larger, because padding may lie past the limit.
+    max_rollback : int or None
+        None: rows go back any number of tokens. Recurrent models have a limit.
+    capabilities : Capabilities
+        What the conformance suite may ask for.
+
+    Raises
+    ------
+    CapabilityError
+        If the architecture cannot be served: encoder-decoder models, models without a cache, attention that takes no
+        masks, layers of an unknown kind; and any model of transformers outside the tested families whose logits differ
+        from those of its own forward pass, which is tried on a dozen tokens.
+
+    Notes
+    -----
+    A cache is modified in place and must not be used again once passed in; the module is never modified.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_torch import TorchModel
+    >>> model = TorchModel.from_pretrained(specsampling.bundled("draft"), device="cpu")
+    >>> cache = model.init_cache(batch_size=2, capacity=8)
+    >>> logits, cache = model.score(cache, [[82, 79, 77], [74, 85, 0]])  # the second row is padded,
+    >>> tuple(logits.shape)
+    (2, 3, 256)
+    >>> cache = model.rollback(cache, [3, 2])  # and now the padding is gone
+    >>> logits, cache = model.score(cache, [[69], [76]], num_logits=1)
+    >>> cache.lengths.tolist()
+    [4, 3]
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        *,
+        forward: Callable[..., Any] | None = None,
+        max_length: int | None = None,
+        max_rollback: int | None = None,
+    ) -> None:
+        self.module = module.eval()
+        self._lm: CausalLM | None = None
+        layers = None
+        if forward is None:
+            if not hasattr(module, "config") or not hasattr(module, "base_model"):
+                raise CapabilityError(
+                    f"`module` must be a causal language model of transformers, got {type(module).__name__}; any other "
+                    "module needs `forward`, a function that calls it"
+                )
+            self._lm = CausalLM(module)
+            self._call: Callable[..., Any] = self._lm
+            layers = self._lm.layers
+            max_length = self._lm.max_length if max_length is None else max_length
+        else:
+            given = forward
+
+            def call(tokens: Any, positions: Any, visibility: Visibility, store: Any, num_logits: int) -> Any:
+                return given(module, tokens, positions, visibility.mask(), store, num_logits)
+
+            self._call = call
+        self._name = type(module).__name__ if self._lm is None else self._lm.name
+        self.max_length = max_length
+        self.device = next(module.parameters()).device
+        self._layers, logits = self._probe(layers)
+        self.vocab_size: int = logits.shape[-1]
+        self._logits_dtype, self._logits_device = logits.dtype, logits.device
+        shapes = [layer for layer in self._layers if isinstance(layer, KeyValueShape)]
+        self._mask_dtype = shapes[0].dtype if shapes else logits.dtype
+        self.max_rollback: int | None = None
+        if any(is_recurrent(layer) for layer in self._layers):
+            self.max_rollback = 8 if max_rollback is None else max_rollback
+            if self.max_rollback < 1:
+                raise ValueError(f"`max_rollback` must be at least 1, got {max_rollback}")
+        elif max_rollback is not None:
+            raise ValueError(f"`max_rollback` is for recurrent models: {self._name} goes back any number of tokens")
+        self.capabilities = Capabilities(dtypes=_DTYPES, select=True)
+        if self._lm is not None and not self._lm.is_proven:
+            self._compare_with_own_forward()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_id: Any,
+        *,
+        device: str | None = None,
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        max_rollback: int | None = None,
+        **hf_kwargs: Any,
+    ) -> "TorchModel":
+        """Load a checkpoint through transformers.
+
+        Parameters
+        ----------
+        path_or_id : str or path
+            A directory, or the name of a model on the Hugging Face hub.
+        device : str, optional
+            Where to put it: ``"cuda"`` where there is one, else ``"cpu"``. Not together with `device_map` or `tp_plan`.
+        dtype : str
+            "float32", "float64", "bfloat16" or "float16".
+        attn_implementation : str, optional
+            "sdpa" or "eager"; by default whichever transformers prefers for the architecture.
+        max_rollback : int, optional
+            As in `TorchModel`.
+        **hf_kwargs
+            Anything else that ``AutoModelForCausalLM.from_pretrained`` takes, such as `device_map`, `tp_plan` or
+            `quantization_config`.
+
+        Returns
+        -------
+        TorchModel
+            The model, ready to score.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the directory is missing.
+        ValueError
+            If an option is wrong, or weights are missing or of another shape than the config says.
+        CapabilityError
+            If the architecture cannot be served.
+
+        Notes
+        -----
+        Weights are read from safetensors files only, and code from a checkpoint runs only with
+        ``trust_remote_code=True``.
+        """
+        from ._checkpoint import load_module
+
+        module = load_module(
+            path_or_id, device=device, dtype=dtype, attn_implementation=attn_implementation, hf_kwargs=hf_kwargs
+        )
+        return cls(module, max_rollback=max_rollback)
+
+    def _probe(self, layers: Sequence[Any] | None) -> tuple[list[Any], Any]:
+        """Feed one token, and return what each layer keeps of it (recurrent layers as they are) and the logits."""
+        recorder = ShapeRecorder(
+            None if layers is None else [layer if _keeps_no_keys(layer) else RecordingLayer() for layer in layers]
+        )
+        zero = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+        with torch.no_grad():
+            dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+            logits = self._call(zero, zero, Visibility(zero, 1, dtype), recorder, 1)
+        kept = [layer if _keeps_no_keys(layer) else layer.shape for layer in recorder.layers]
+        if not kept or any(layer is None for layer in kept):
+            raise CapabilityError(f"{self._name} does not use the cache it is given in every layer")
+        return kept, logits
+
+    def _compare_with_own_forward(self) -> None:
+        """Raise where ragged blocks give other logits than the module's own forward pass over the whole text."""
+        tokens = np.random.default_rng(0).integers(self.vocab_size, size=(2, 6))
+        with torch.no_grad():
+            own = self.module(input_ids=torch.as_tensor(tokens, device=self.device), use_cache=False).logits
+        cache = self.init_cache(2, 8)
+        parts = []
+        for row in range(2):
+            cache = self.init_cache(2, 8)
+            padded = np.where(np.arange(4) < np.array([[4], [2]]), tokens[:, :4], 0)
+            first, cache = self.score(cache, padded[[row, 1 - row]])
+            lengths = np.array([4, 2])[[row, 1 - row]]
+            cache = self.rollback(cache, lengths)
+            block = np.stack([tokens[index, length : length + 2] for index, length in zip([row, 1 - row], lengths)])
+            second, cache = self.score(cache, block)
+            parts.append((first, second))
+        got = [parts[0][0][0], parts[0][1][0], parts[0][0][1, :2], parts[0][1][1], parts[1][1][0], parts[1][1][1]]
+        expected = [own[0, :4], own[0, 4:], own[1, :2], own[1, 2:4], own[1, 2:4], own[0, 4:]]
+        scale = max(1.0, float(own.abs().max()))
+        largest = max(float((a - b).abs().max()) for a, b in zip(got, expected, strict=True)) / scale
+        if not largest <= _TOLERANCES.get(own.dtype, 0.1):
+            raise CapabilityError(
+                f"{self._name} is outside the tested families, and with rows of unequal length its logits are off by "
+                f"{largest:.2g} of the largest: it would be silently wrong"
+            )
+
+    def init_cache(self, batch_size: int, capacity: int) -> TorchCache:
+        """Return an empty cache.
+
+        Parameters
+        ----------
+        batch_size : int
+            Number of rows, B.
+        capacity : int
+            Tokens that each row has room for; may exceed `max_length`, as padding does.
+
+        Returns
+        -------
+        TorchCache
+            No row holds a token yet; all memory is allocated.
+
+        Raises
+        ------
+        ValueError
+            If either is negative.
+        CacheError
+            If there is not enough memory; the message says how much is needed.
+        """
+        checked_sizes(batch_size, capacity)
+        lengths = np.zeros(batch_size, dtype=np.int64)
+        try:
+            if self.max_rollback is None:
+                return TorchCache(RowStore(self._layers, batch_size, capacity), lengths, capacity, None)
+            store = SnapshotStore(self._layers, batch_size, capacity, self.max_rollback)
+            return TorchCache(store, lengths, capacity, lengths.copy())
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # torch.OutOfMemoryError is a RuntimeError; the CPU raises that one
+            if "memory" not in str(error):
+                raise
+            shapes = [layer for layer in self._layers if isinstance(layer, KeyValueShape)]
+            raise out_of_memory(shapes, batch_size, capacity) from error
+
+    def score(self, cache: TorchCache, tokens: Any, /, *, num_logits: int | None = None) -> tuple[Any, TorchCache]:
+        """Append a block to every row and return the logits of its last positions.
+
+        Parameters
+        ----------
+        cache : TorchCache
+            Modified in place; use the one returned.
+        tokens : array
+            Integers of shape ``(B, T)``, each in ``[0, V)``; T may be 0.
+        num_logits : int, optional
+            How many of the block's last positions are wanted; None is all T, 0 none.
+
+        Returns
+        -------
+        logits : tensor
+            Floats of shape ``(B, num_logits, V)``: row t is the law of the token *after* position t. A fresh tensor.
+        cache : TorchCache
+            Holding T more tokens in every row.
+
+        Raises
+        ------
+        ValueError
+            If `tokens` or `num_logits` are out of range or of the wrong shape.
+        CacheError
+            If a row would exceed the capacity; the cache is then as it was.
+        """
+        block = checked_block(tokens, cache.lengths, cache.capacity, self.vocab_size, self.device)
+        batch_size, width = block.shape
+        num_logits = checked_num_logits(num_logits, width)
+        if not block.numel():
+            return self._no_logits(batch_size, num_logits), cache
+        with torch.no_grad():
+            if cache.floors is None:
+                logits = self._feed(cache.store, cache.lengths, block, num_logits)
+            else:
+                logits = self._feed_steps(cache.store, cache.lengths, block, num_logits)
+        lengths, floors = cache.lengths + width, cache.floors
+        if floors is not None and self.max_rollback is not None:
+            floors = np.maximum(floors, lengths - self.max_rollback)
+        if logits is None:
+            logits = self._no_logits(batch_size, 0)
+        return logits, TorchCache(cache.store, lengths, cache.capacity, floors)
+
+    def _no_logits(self, batch_size: int, num_logits: int) -> Any:
+        return torch.empty(
+            (batch_size, num_logits, self.vocab_size), dtype=self._logits_dtype, device=self._logits_device
+        )
+
+    def _feed(self, store: RowStore, lengths: Ints, block: Any, num_logits: int) -> Any:
+        """Feed a block ``(B, T)`` to rows of these lengths."""
+        width = block.shape[1]
+        positions = torch.as_tensor(lengths[:, None] + np.arange(width)).to(self.device, non_blocking=True)
+        store.place.set(lengths, width, positions)
+        span = store.place.span
+        visibility = Visibility(positions, span, self._mask_dtype)
+        if self.max_length is not None and span > self.max_length:
+            # Padding may lie past the limit, where a table of positions ends; nothing is read there.
+            positions = positions.clamp(max=self.max_length - 1)
+        return self._call(block, positions, visibility, store, num_logits)
+
+    def _feed_steps(self, store: Any, lengths: Ints, block: Any, num_logits: int) -> Any:
+        """Feed a block token by token, taking a snapshot after each."""
+        store.restore(lengths)
+        width = block.shape[1]
+        logits = []
+        for step in range(width):
+            is_wanted = step >= width - num_logits
+            result = self._feed(store, lengths + step, block[:, step : step + 1], int(is_wanted))
+            store.record(lengths + step + 1)
+            if is_wanted:
+                logits.append(result)
+        return torch.cat(logits, dim=1) if logits else None
+
+    def rollback(self, cache: TorchCache, lengths: Any, /) -> TorchCache:
+        """Keep the first ``lengths[b]`` tokens of row b.
+
+        Nothing moves: what lies past a row's length is never attended to, and is overwritten by the next block.
+        Recurrent layers take their snapshots out when the next block comes.
+
+        Parameters
+        ----------
+        cache : TorchCache
+            Must not be used again.
+        lengths : array
+            Integers of shape ``(B,)``, each from 0 to what the row holds.
+
+        Returns
+        -------
+        TorchCache
+            Shares its memory with `cache`.
+
+        Raises
+        ------
+        CacheError
+            If a length is negative or more than the row holds; the message names the row and both numbers.
+        CapabilityError
+            If a row would go back farther than `max_rollback` allows.
+        """
+        kept = checked_lengths(lengths, cache.lengths, cache.floors, self.max_rollback)
+        if isinstance(cache.store, SnapshotStore) and (kept < cache.lengths).any():
+            cache.store.roll_back()
+        return cache._replace(lengths=kept)
+
+    def select(self, cache: TorchCache, rows: Any) -> TorchCache:
+        """Return a cache of some rows, in the order given.
+
+        Parameters
+        ----------
+        cache : TorchCache
+            Must not be used again.
+        rows : array
+            Integers of shape ``(R,)``, each in ``[0, B)``; a row named twice is copied twice.
+
+        Returns
+        -------
+        TorchCache
+            Of R rows, with memory of its own.
+
+        Raises
+        ------
+        ValueError
+            If a row does not exist.
+        """
+        chosen = checked_rows(rows, len(cache.lengths))
+        store = cache.store.select(torch.as_tensor(chosen))
+        floors = None if cache.floors is None else cache.floors[chosen]
+        return TorchCache(store, cache.lengths[chosen], cache.capacity, floors)
+
+
+def _keeps_no_keys(layer: Any) -> bool:
+    return is_recurrent(layer) or isinstance(layer, DummyLayer)
