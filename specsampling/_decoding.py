@@ -141,7 +141,7 @@ class Decoder:
             raise ValueError("`min_new_tokens` forbids end tokens, and `end_tokens` is empty")
         if logprobs not in (None, "raw", "processed"):
             raise ValueError(f'`logprobs` must be None, "raw" or "processed", got {logprobs!r}')
-        self.logprobs = logprobs
+        self.logprobs: LogprobsKind | None = logprobs
         self.validate = as_flag("validate", validate)
         self._check_rollback(max(self.choices))
         reasons = check_compatibility(target, self.drafter, lookahead=0, pad_vocab=as_flag("pad_vocab", pad_vocab))
