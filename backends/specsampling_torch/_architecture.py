@@ -102,10 +102,10 @@ class CausalLM:
         names = inspect.signature(module.forward).parameters
         self._cache_name = next((name for name in ("cache", "past_key_values", "cache_params") if name in names), "")
         if not self._cache_name or not hasattr(cache_utils, "LinearAttentionLayer"):
-            why = (
-                "takes no cache" if not self._cache_name else f"needs transformers 5, found {transformers.__version__}"
-            )
-            raise CapabilityError(f"{self.name} {why}: every step would compute the whole text again")
+            why = "takes no cache: every step would compute the whole text again"
+            if self._cache_name:
+                why = f"needs a newer transformers: its cache is unknown to version {transformers.__version__}"
+            raise CapabilityError(f"{self.name} {why}")
         if "logits_to_keep" not in names and self._base is module:
             raise CapabilityError(f"{self.name} is no language model: it has no head that returns logits")
         self._has_logits_to_keep = "logits_to_keep" in names
@@ -135,13 +135,10 @@ class CausalLM:
         types = set(types) - {"moe", "mlp", "dummy"}
         strange = sorted(types - known.keys())
         if strange:
-            raise CapabilityError(
-                f"{self.name} has layers of the kind {strange[0]!r}, which this backend does not know"
-            )
+            raise CapabilityError(f"{self.name} has layers of an unknown kind, {strange[0]!r}")
         kinds = {kind: known[kind] for kind in types}
-        masked = {kind: mask for kind, mask in kinds.items() if mask is not None}
-        if len(kinds) == 1 or not masked:  # models of one kind of layer take its mask as it is
-            return masked, False
+        if len(set(kinds.values())) == 1:  # models of one kind of layer take its mask as it is, or none
+            return kinds, False
         if "attention_mask, dict)" not in inspect.getsource(inspect.unwrap(type(self._base).forward)):
             raise CapabilityError(f"{self.name} has layers of several kinds and takes no mask for each")
         return kinds, True

@@ -8,7 +8,6 @@ use as a view, and a rollback is a smaller number. Nothing is moved or copied.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 

@@ -83,8 +83,8 @@ def checked_lengths(wanted: Any, held: Ints, floors: Ints | None, max_rollback: 
     if floors is not None and (lengths < floors).any():
         row = int((lengths < floors).argmax())
         raise CapabilityError(
-            f"row {row} cannot be rolled back to {lengths[row]} tokens: it has been {floors[row] + (max_rollback or 0)} "
-            f"tokens long, and this model keeps snapshots of its last {max_rollback} steps (`max_rollback`)"
+            f"row {row} cannot be rolled back to {lengths[row]} tokens, only to {floors[row]}: this model keeps "
+            f"snapshots of its last {max_rollback} steps (`max_rollback`)"
         )
     return lengths.astype(np.int64)
 

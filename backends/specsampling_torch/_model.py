@@ -219,24 +219,17 @@ class TorchModel:
 
     def _compare_with_own_forward(self) -> None:
         """Raise where ragged blocks give other logits than the module's own forward pass over the whole text."""
-        tokens = np.random.default_rng(0).integers(self.vocab_size, size=(2, 6))
+        text = np.random.default_rng(0).integers(self.vocab_size, size=(2, 6))
         with torch.no_grad():
-            own = self.module(input_ids=torch.as_tensor(tokens, device=self.device), use_cache=False).logits
-        cache = self.init_cache(2, 8)
-        parts = []
-        for row in range(2):
-            cache = self.init_cache(2, 8)
-            padded = np.where(np.arange(4) < np.array([[4], [2]]), tokens[:, :4], 0)
-            first, cache = self.score(cache, padded[[row, 1 - row]])
-            lengths = np.array([4, 2])[[row, 1 - row]]
-            cache = self.rollback(cache, lengths)
-            block = np.stack([tokens[index, length : length + 2] for index, length in zip([row, 1 - row], lengths)])
-            second, cache = self.score(cache, block)
-            parts.append((first, second))
-        got = [parts[0][0][0], parts[0][1][0], parts[0][0][1, :2], parts[0][1][1], parts[1][1][0], parts[1][1][1]]
-        expected = [own[0, :4], own[0, 4:], own[1, :2], own[1, 2:4], own[1, 2:4], own[0, 4:]]
-        scale = max(1.0, float(own.abs().max()))
-        largest = max(float((a - b).abs().max()) for a, b in zip(got, expected, strict=True)) / scale
+            own = self.module(input_ids=torch.as_tensor(text, device=self.device), use_cache=False).logits
+        # Row 1 is fed two tokens and padding, so that the next block stands at other positions than row 0's.
+        padded = np.where(np.arange(4) < np.array([[4], [2]]), text[:, :4], 0)
+        first, cache = self.score(self.init_cache(2, 8), padded)
+        cache = self.rollback(cache, np.array([4, 2]))
+        second, cache = self.score(cache, np.stack([text[0, 4:6], text[1, 2:4]]))
+        pairs = ((first[0], own[0, :4]), (first[1, :2], own[1, :2]), (second[0], own[0, 4:]), (second[1], own[1, 2:4]))
+        largest = max(float((got - expected).abs().max()) for got, expected in pairs)
+        largest /= max(1.0, float(own.abs().max()))
         if not largest <= _TOLERANCES.get(own.dtype, 0.1):
             raise CapabilityError(
                 f"{self._name} is outside the tested families, and with rows of unequal length its logits are off by "
