@@ -130,7 +130,7 @@ def test_shared_uniforms_show_in_neighbouring_rows_and_not_in_the_rows_law():
     rng = np.random.default_rng(5)
     law = np.array([0.5, 0.3, 0.2])
     own = rng.choice(3, p=law, size=(500, 8))
-    shared = np.repeat(rng.choice(3, p=law, size=(500, 1)), 8, axis=1)
+    shared = np.repeat(rng.choice(3, p=law, size=(500, 4)), 2, axis=1)
     rows, pairs = EProcess(neighbour_law(law)), EProcess(neighbour_law(law))
     rows.update(neighbour_counts(own, 3))
     pairs.update(neighbour_counts(shared, 3))
