@@ -21,8 +21,16 @@ from specsampling._errors import (
 )
 from specsampling._generation import generate, stream
 from specsampling._lookup import PromptLookup, PromptLookupState
-from specsampling._model import Capabilities, Model
-from specsampling._random import CounterSource, Label, Purpose, Randomness, RandomSource, UniformRandomness
+from specsampling._model import Array, Capabilities, Model
+from specsampling._random import (
+    CounterSource,
+    Label,
+    Philox,
+    Purpose,
+    Randomness,
+    RandomSource,
+    UniformRandomness,
+)
 from specsampling._registry import BackendStatus, available_backends, load_model
 from specsampling._rejection import Proposal, Verdict, verify
 from specsampling._results import Generation, PhaseTimes, RoundInfo, Stats, StreamEvent
@@ -37,6 +45,7 @@ CONTRACT_VERSION = "1.0"
 __version__ = "0.1.0"
 
 __all__ = [
+    "Array",
     "BackendError",
     "BackendNotInstalledError",
     "BackendStatus",
@@ -58,6 +67,7 @@ __all__ = [
     "ModelDrafterState",
     "NonFiniteLogitsError",
     "PhaseTimes",
+    "Philox",
     "PromptLookup",
     "PromptLookupState",
     "Proposal",

@@ -16,7 +16,16 @@ from specsampling._arrays import move, namespace
 from specsampling._categorical import categorical_from_uniforms
 from specsampling._model import Array
 
-__all__ = ["CounterSource", "Label", "Purpose", "RandomSource", "Randomness", "UniformRandomness", "philox4x32"]
+__all__ = [
+    "CounterSource",
+    "Label",
+    "Philox",
+    "Purpose",
+    "RandomSource",
+    "Randomness",
+    "UniformRandomness",
+    "philox4x32",
+]
 
 
 class Purpose(enum.IntEnum):
@@ -134,6 +143,34 @@ def philox4x32(counter: np.ndarray, key: np.ndarray, rounds: int = 10) -> np.nda
     flat = result.reshape(-1, 4)
     flat[:, 0::2], flat[:, 1::2] = even.T, odd.T
     return result
+
+
+class Philox:
+    """Philox4x32-10 under a 64-bit key: a fixed function from counters to random bits, without any state.
+
+    Parameters
+    ----------
+    seed : int
+        The key, 0 to ``2**64 - 1``; its low word comes first.
+
+    References
+    ----------
+    Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling import Philox
+    >>> [f"{word:08x}" for word in Philox(0)(np.zeros(4, np.uint32)).tolist()]
+    ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._key = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32)
+
+    def __call__(self, counter: np.ndarray) -> np.ndarray:
+        """Return 128 bits, as ``(..., 4)`` of uint32, for every counter ``(..., 4)`` of uint32."""
+        return philox4x32(counter, self._key)
 
 
 class UniformRandomness:
@@ -452,7 +489,7 @@ def _draw_ahead(
     draft, accept, resample = (int(purpose) << 24 for purpose in Purpose)
     counter[..., 2] = np.concatenate([draft + slot, accept + slot, [resample]])[:, None]
     counter[..., 1, 3] = 1
-    words = philox4x32(counter, np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32))
+    words = Philox(seed)(counter)
     pairs = words.reshape(*counter.shape[:3], 4, 2)[..., :3, :].astype(np.uint64)
     integers = (pairs[..., 0] << np.uint64(20)) | (pairs[..., 1] >> np.uint64(12))
     return _DrawnAhead(lookahead, row_ids.copy(), rounds.copy(), (integers + 0.5) * 2.0**-52)
