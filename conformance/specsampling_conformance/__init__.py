@@ -28,6 +28,7 @@ if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(f"{__name__}._suite")
 
 from specsampling_conformance._checks import CheckResult, Measured
+from specsampling_conformance._greedy import GreedyComparison, compare_greedy
 from specsampling_conformance._report import Report, TierCost
 from specsampling_conformance._runner import check_backend
 from specsampling_conformance._suite import BackendSuite
@@ -36,8 +37,10 @@ __all__ = [
     "BackendSuite",
     "Capabilities",
     "CheckResult",
+    "GreedyComparison",
     "Measured",
     "Report",
     "TierCost",
     "check_backend",
+    "compare_greedy",
 ]

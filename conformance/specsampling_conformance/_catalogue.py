@@ -14,7 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specsampling import CONTRACT_VERSION, Capabilities
-from specsampling_conformance import _contract, _law, _sampled  # noqa: F401 - importing them registers their checks
+from specsampling_conformance import (  # noqa: F401 - importing them registers their checks
+    _contract,
+    _law,
+    _law_edges,
+    _sampled,
+    _system,
+)
 from specsampling_conformance._checks import CHECKS, Check
 
 __all__ = [

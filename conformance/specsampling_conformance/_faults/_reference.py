@@ -108,7 +108,8 @@ class ReferenceModel:
             gate = normed @ self._layer(layer, "mlp.gate_proj").T
             gated = gate / (1.0 + np.exp(-gate)) * (normed @ self._layer(layer, "mlp.up_proj").T)
             hidden = hidden + gated @ self._layer(layer, "mlp.down_proj").T
-        logits = self._normalise(hidden, self.weights["model.norm.weight"]) @ self.weights["lm_head.weight"].T
+        unembedding = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
+        logits = self._normalise(hidden, self.weights["model.norm.weight"]) @ unembedding.T
         lengths = cache.lengths + width
         cache = ReferenceCache(
             keys, values, lengths, cache.positions + width, np.maximum(cache.written, np.max(slots, axis=1) + 1)

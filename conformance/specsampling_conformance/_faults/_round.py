@@ -201,7 +201,8 @@ class _PlantedModel(EagerModel):
 
     def _init_cache(self, batch_size: int, capacity: int) -> Any:
         self._round.memory.clear()
-        return self.model.init_cache(batch_size, capacity)
+        # With room for what a faulty rollback leaves behind.
+        return self.model.init_cache(batch_size, 4 * capacity)
 
     def compile_round(self, drafter: Any, sampling: Sampling, lookahead: int) -> PlainRound:
         return self._round

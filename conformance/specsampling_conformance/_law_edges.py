@@ -1,0 +1,248 @@
+"""T1 at the edges: the smallest and largest uniforms, and compiled rounds against eager ones on equal uniforms."""
+
+from typing import Any
+
+import numpy as np
+
+from specsampling import CapabilityError, CounterSource, PromptLookup, RandomSource, Sampling, UniformRandomness
+from specsampling_conformance._cast import Cast, cast, eager, sequence_tolerance
+from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
+from specsampling_conformance._decisions import Rounding, replay_round
+from specsampling_conformance._enumeration import Scenario, enumerate_laws
+from specsampling_conformance._law_compare import compare
+from specsampling_conformance._oracle import NextTokenLaw, outcome_law
+from specsampling_conformance._replays import FixedSource, Players, hold, rounding_for, run_rounds
+
+__all__: list[str] = []
+
+EDGES = (2.0**-53, 1 - 2.0**-53)
+"""The smallest and the largest uniform that a source may give."""
+
+_SETTINGS: tuple[dict[str, Any], ...] = ({}, {"top_k": 1}, {"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.5}, {"temperature": 0.0})
+
+
+def _rows(subject: Subject, wanted: int) -> int:
+    capabilities = subject.capabilities
+    return min(wanted, capabilities.max_batch_size or wanted) if capabilities.per_row_rollback else 1
+
+
+@check(
+    "T1.boundary.support",
+    "At the smallest and the largest uniform no id of probability zero is emitted, and none out of range.",
+)
+def _support(subject: Subject) -> Measured:
+    models = cast(subject, "four")
+    vocab_size, emitted = models.target.vocab_size, 0
+    for uniform in EDGES:
+        for settings in _SETTINGS:
+            for drafter in (models.draft, PromptLookup(), None):
+                rows = _rows(subject, vocab_size)
+                prompts = [[token % vocab_size, 0, token % vocab_size] for token in range(rows)]
+                rounds = run_rounds(
+                    subject,
+                    models.target,
+                    drafter,
+                    prompts,
+                    max_new_tokens=5,
+                    schedule=(2, 0),
+                    source=FixedSource(uniform),
+                    sampling=Sampling(**settings),
+                )
+                law = models.scores["target"].law(**settings)
+                for one in rounds:
+                    _check_possible(one.text, one.tokens, law, vocab_size, f"u = {uniform!r}, {settings or 'defaults'}")
+                    emitted += len(one.tokens)
+    return Measured(n=emitted)
+
+
+def _check_possible(
+    text: tuple[int, ...], tokens: list[int], law: NextTokenLaw, vocab_size: int, where: str
+) -> None:
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise CheckFailure(f"{where}: emitted id {token} after {list(text)}", expected=f"ids below {vocab_size}")
+        if law(text)[token] == 0:
+            raise CheckFailure(f"{where}: emitted id {token} after {list(text)}", expected="an id of positive probability")
+        text = (*text, token)
+
+
+@check(
+    "T1.boundary.self_draft",
+    "A target that drafts for itself accepts every token, up to uniforms within rounding of one.",
+)
+def _self_draft(subject: Subject) -> Measured:
+    models = cast(subject, "three_b")
+    # Rounding between a block and single steps may cost this much of the last uniforms, and no more.
+    top = 1.0 - max(1e-9, 8 * min(models.delta, 0.1), 8 * float(np.finfo(np.float32).eps) * (subject.dtype != "float64"))
+    tested = 0
+    for uniform in (EDGES[0], 0.5, top):
+        rows = _rows(subject, 3)
+        rounds = run_rounds(
+            subject,
+            models.target,
+            models.target,
+            [[token % models.target.vocab_size] for token in range(rows)],
+            max_new_tokens=7,
+            schedule=(3, 1),
+            source=FixedSource(uniform),
+        )
+        for one in rounds:
+            whole = min(one.lookahead, one.limit - 1) + 1
+            tested += whole - 1
+            if len(one.tokens) != whole:
+                raise CheckFailure(
+                    f"u = {uniform!r}: row {one.row} accepted {len(one.tokens) - 1} of {whole - 1} tokens in round"
+                    f" {one.round}, after {list(one.text)}",
+                    expected="all of them",
+                )
+    return Measured(n=tested)
+
+
+class _ScriptedSource(RandomSource):
+    """Uniforms placed beside the boundaries of a round's decisions, the first row's below and the second's above."""
+
+    def __init__(self, uniforms: dict[tuple[int, int], np.ndarray], fallback: float = 0.37) -> None:
+        self.uniforms = uniforms
+        self.fallback = fallback
+
+    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> UniformRandomness:
+        whole = np.full((len(row_ids), 2 * lookahead + 1, 3), self.fallback)
+        for index, key in enumerate(zip(map(int, row_ids), map(int, rounds), strict=True)):
+            if key in self.uniforms:
+                whole[index] = self.uniforms[key]
+        return UniformRandomness(whole, lookahead)
+
+
+@check(
+    "T1.boundary.decisions",
+    "A uniform just below the boundary of a decision and one just above it decide differently: uniforms are neither"
+    " rounded nor cut on their way to a comparison.",
+)
+def _decisions(subject: Subject) -> Measured:
+    models = cast(subject, "three_a")
+    # Far enough for rounding, near enough that uniforms of 12 bits would not tell the two apart.
+    rounding = rounding_for(subject.dtype, min(models.delta, 1e-2))
+    laws = models.scores["target"].law(), models.scores["draft"].law()
+    held = 0
+    for prompt in ((0,), (1, 2), (2, 1, 0)):
+        for side in (-1, 1):
+            uniforms = _beside(prompt, laws, side, rounding)
+            rows = range(len(uniforms)) if _rows(subject, 8) > 1 else range(1)
+            source = _ScriptedSource({(row, 0): uniforms[row] for row in rows})
+            rounds = run_rounds(
+                subject,
+                models.target,
+                models.draft,
+                [list(prompt) for _ in rows],
+                max_new_tokens=3,
+                schedule=(2,),
+                source=source,
+            )
+            first = [one for one in rounds if one.round == 0]
+            hold(first, Players(models.target, models.draft, *laws), source, rounding)
+            held += len(first)
+    return Measured(n=held, values={"delta": models.delta})
+
+
+def _beside(
+    prompt: tuple[int, ...], laws: tuple[NextTokenLaw, NextTokenLaw], side: int, rounding: Rounding
+) -> list[np.ndarray]:
+    """Return uniforms of rounds in which one decision each lies beside its boundary."""
+    found = []
+    for slot in range(5):
+        for base in (0.21, 0.58, 0.83):
+            uniforms = np.full((5, 3), base)
+            _, decisions = replay_round(
+                prompt, uniforms, lookahead=2, num_tokens=2, target=laws[0], draft=laws[1], rounding=rounding
+            )
+            target, draft = laws
+            first = int(np.argmax(np.cumsum(draft(prompt)) > base))
+            if slot == 0:
+                boundary = float(np.cumsum(draft(prompt))[0])
+            elif slot == 2:
+                boundary = float(target(prompt)[first] / draft(prompt)[first])
+            elif slot == 4:
+                uniforms[2:4] = 1e-9
+                second = int(np.argmax(np.cumsum(draft((*prompt, first))) > base))
+                boundary = float(np.cumsum(target((*prompt, first, second)))[0])
+            else:
+                continue
+            distance = 4 * max(decision.allowed for decision in decisions) + 4 * rounding.step
+            if distance < boundary < 1 - distance:
+                uniforms[slot] = boundary + side * distance
+                found.append(uniforms)
+    return found
+
+
+def _compiled(subject: Subject, models: Cast) -> Any:
+    if not hasattr(models.target, "compile_round"):
+        raise NotApplicable(
+            "the adapter hosts no foreign weights, and a masked model has no compiled round"
+            if not models.hosted
+            else "the model has no `compile_round`"
+        )
+    return models.target
+
+
+@check(
+    "T1.compiled.law",
+    "A compiled round asks the `Randomness` it is given, by an ordered callback to the host where that is not made of"
+    " uniforms, and its enumerated law is the target's; or it raises `CapabilityError`.",
+    requires=("compile_round",),
+)
+def _compiled_law(subject: Subject) -> Measured:
+    models = cast(subject, "three_b")
+    target = _compiled(subject, models)
+    rows = _rows(subject, 192)
+    length = 3 if rows >= 8 else 2
+    try:
+        (law,) = enumerate_laws(
+            lambda source: subject.engine.decoder(target, models.draft, randomness=source),
+            [Scenario((1, 0), length)],
+            schedule=(2, 0),
+            batch_size=rows,
+        )
+    except CapabilityError as error:
+        raise NotApplicable(f"a compiled round cannot ask the host: {error}") from error
+    scores = models.scores
+    expected = outcome_law(
+        scores["target"].law(), scores["draft"].law(), (1, 0), max_new_tokens=length, schedule=(2, 0)
+    )
+    tolerance = 2 * sequence_tolerance(subject, models, length)
+    measured = compare("compiled round", expected, law.outcomes, tolerance, forbidden=False)
+    return measured._replace(values={**measured.values, "paths": law.num_paths})
+
+
+@check(
+    "T1.compiled.replay",
+    "A compiled round emits what the eager round emits from the same uniforms, boundary uniforms included, unless a"
+    " uniform lies within rounding of its decision's boundary.",
+    requires=("compile_round",),
+)
+def _compiled_replay(subject: Subject) -> Measured:
+    models = cast(subject, "three_b")
+    target = _compiled(subject, models)
+    rows, tokens, differing = _rows(subject, 16), 0, 0
+    rounding = rounding_for(subject.dtype, models.delta)
+    sources: list[Any] = [CounterSource(subject.check_seed("T1.compiled.replay")), *map(FixedSource, EDGES)]
+    for source in sources:
+        runs = [
+            run_rounds(
+                subject,
+                model,
+                models.draft,
+                [[row % 3] for row in range(rows)],
+                max_new_tokens=8,
+                schedule=(3, 0, 2),
+                source=source,
+            )
+            for model in (target, eager(target))
+        ]
+        tokens += sum(len(one.tokens) for one in runs[0])
+        if runs[0] == runs[1]:
+            continue
+        differing += 1
+        players = Players(target, models.draft, models.scores["target"].law(), models.scores["draft"].law())
+        for run in runs:
+            hold(run, players, source, rounding, most_unsure=1.0)
+    return Measured(n=tokens, values={"runs_with_differences": differing})
