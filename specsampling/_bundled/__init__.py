@@ -25,6 +25,14 @@ def bundled(name: str) -> Path:
     ValueError
         If there is no bundled model of that name.
 
+    Notes
+    -----
+    Byte-level (ids are bytes, V = 256), context 1024, trained on tiny Shakespeare. The target has 28 layers and 1.05 M
+    parameters, 2.11 bits per byte on held-out text; the draft has one layer and 0.28 M, distilled on the target's law.
+    Their mean overlap sum(min(p, q)) on held-out text is 0.821. Over held-out prompts at K = 4 that makes, at
+    temperature 1, 0.828 accepted of those tested and 3.49 tokens per target call; at temperature 0, 0.838 and 3.57.
+    README.md beside the models says how they were made.
+
     Examples
     --------
     >>> import json, specsampling
