@@ -37,7 +37,7 @@ class Prescribed:
         """Reject in the slot of the first rejection, accept in every other."""
         self.asked.append(label)
         numerator, denominator = (np.asarray(x, dtype=np.float64) for x in (numerator, denominator))
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             chance = np.where(numerator > 0, np.where(numerator >= denominator, 1.0, numerator / denominator), 0.0)
         slots = label.slot + np.arange(chance.shape[1])
         rejects = slots == self.first_rejected[:, None]

@@ -241,6 +241,12 @@ def test_law_is_that_of_the_targets_settings_whatever_the_drafts(enumeration, sa
     assert enumeration.distance(law, enumeration.block_law(expected)) < 1e-11
 
 
+def test_draft_settings_change_how_much_is_accepted():  # fault #4
+    for draft_sampling, overlap in ((None, 0.7), (Sampling(), 0.7), (Sampling(temperature=0.0), 0.2)):
+        output = run(TableModel(TARGET), TableModelDrafter(DRAFT), draft_sampling=draft_sampling)
+        assert np.allclose(output.overlap, overlap, atol=1e-15)
+
+
 def test_target_temperature_holds_at_verification(enumeration):  # fault #7
     logits = np.array([2.0, 1.0, 0.0])
     laws = {t: np.exp(logits / t) / np.exp(logits / t).sum() for t in (0.5, 1.0)}
@@ -525,6 +531,9 @@ def test_validation_names_the_row_and_leaves_finished_rows_alone():
         run(*arguments, validate=True, limits=[0, 5, 5])
     run(*arguments, validate=True, limits=[0, 5, 2])
     run(*arguments, limits=[0, 5, 5])
+    nan_after_id_1 = TableModel([GOOD, NAN], logits=True)
+    output = run(nan_after_id_1, Given([[0, 0]] * 2), [[1], [0]], validate=True, limits=[0, 5])
+    assert output.bad_target_slot.tolist() == [-1, -1]
 
 
 @given(st.integers(0, 2**32))
