@@ -48,13 +48,19 @@ def load_module(
         options["attn_implementation"] = attn_implementation
     if dtype == "float64" and _has_experts(config):
         options.setdefault("experts_implementation", "eager")  # the fused kernels know no float64
-    module, report = transformers.AutoModelForCausalLM.from_pretrained(
-        name, dtype=getattr(torch, dtype), output_loading_info=True, **options
-    )
-    for key, what in (("missing_keys", "has no"), ("mismatched_keys", "has another shape of")):
-        if report.get(key):
-            wrong = sorted(str(entry) for entry in report[key])
-            raise ValueError(f"{name}: the checkpoint {what} {wrong[0]} ({len(wrong)} such), which its config asks for")
+    try:
+        module, report = transformers.AutoModelForCausalLM.from_pretrained(
+            name, dtype=getattr(torch, dtype), output_loading_info=True, **options
+        )
+    except RuntimeError as error:
+        if "mismatched" not in str(error):
+            raise
+        raise ValueError(
+            f"{name}: weights have other shapes than config.json says; transformers listed them"
+        ) from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ValueError(f"{name}: the checkpoint has no {missing[0]} ({len(missing)} such), which its config asks for")
     module.requires_grad_(False)
     if target is not None and not getattr(module, "is_quantized", False):
         module.to(target)
