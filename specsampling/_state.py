@@ -9,7 +9,7 @@ from specsampling._results import PhaseTimes, RoundInfo
 from specsampling._round import RoundCarry, RoundOutput
 from specsampling._stopping import StopRules
 
-__all__ = ["LENGTH", "REASONS", "RUNNING", "STOP", "DecoderState", "commit_round"]
+__all__ = ["DecoderState", "LENGTH", "REASONS", "RUNNING", "STOP", "commit_round"]
 
 RUNNING, STOP, LENGTH = 0, 1, 2
 """What `DecoderState.finished` says of a row."""
