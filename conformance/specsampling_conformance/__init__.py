@@ -27,6 +27,9 @@ if importlib.util.find_spec("hypothesis") is None:
 if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(f"{__name__}._suite")
 
+from specsampling_conformance._audit import audit
+from specsampling_conformance._audit_report import AuditReport, WorstCell
+from specsampling_conformance._audit_transformers import TRANSFORMERS_CASES, TransformersCase, audit_transformers
 from specsampling_conformance._checks import CheckResult, Measured
 from specsampling_conformance._greedy import GreedyComparison, compare_greedy
 from specsampling_conformance._report import Report, TierCost
@@ -34,13 +37,19 @@ from specsampling_conformance._runner import check_backend
 from specsampling_conformance._suite import BackendSuite
 
 __all__ = [
+    "AuditReport",
     "BackendSuite",
     "Capabilities",
     "CheckResult",
     "GreedyComparison",
     "Measured",
     "Report",
+    "TRANSFORMERS_CASES",
     "TierCost",
+    "TransformersCase",
+    "WorstCell",
+    "audit",
+    "audit_transformers",
     "check_backend",
     "compare_greedy",
 ]

@@ -1,0 +1,8 @@
+"""``python -m specsampling_conformance.audit_transformers``."""
+
+# A folder without __init__.py, so that nothing but this command line ever imports a module of the function's name.
+import sys
+
+from specsampling_conformance._audit_transformers import main
+
+sys.exit(main())
