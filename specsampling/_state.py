@@ -11,9 +11,12 @@ from specsampling._stopping import StopRules
 
 __all__ = ["DecoderState", "LENGTH", "REASONS", "RUNNING", "STOP", "commit_round"]
 
-RUNNING, STOP, LENGTH = 0, 1, 2
-"""What `DecoderState.finished` says of a row."""
-
+RUNNING = 0
+"""`DecoderState.finished` of a row that goes on."""
+STOP = 1
+"""... of one that met an end token or stop sequence."""
+LENGTH = 2
+"""... of one at its limit."""
 REASONS = np.array([None, "stop", "length"], dtype=object)
 """The same as users read it."""
 
