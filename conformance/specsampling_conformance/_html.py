@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 from specsampling import CONTRACT_VERSION
 from specsampling_conformance._catalogue import TIERS
@@ -24,6 +24,8 @@ _LEVELS = {
     "exact": "The contract holds and the output law is exactly the target's, to rounding.",
     "contract": "The cache does what it says. The output law was not proved in this run.",
 }
+_PlotData: TypeAlias = tuple[CheckResult, str, Any, dict[str, Any]]
+
 # Columns of the tables; each group is shown where its first has a value.
 _COLUMNS = (("exact_tv", "tolerance"), ("ln_e", "n"), ("certified_tv",))
 _HEADS = {"exact_tv": "exact TV", "tolerance": "limit", "ln_e": "ln E", "n": "n", "certified_tv": "certified TV"}
@@ -159,7 +161,7 @@ def _figure(title: str, note: str, drawing: str, legend: str = "") -> str:
     return f"<figure><figcaption><strong>{_prose(title)}</strong>{_prose(note)}</figcaption>{drawing}{keys}</figure>"
 
 
-def _plot_data(report: Report, key: str) -> Iterator[tuple[CheckResult, str, Any, dict[str, Any]]]:
+def _plot_data(report: Report, key: str) -> Iterator[_PlotData]:
     """Yield check, dtype and plot data for every check that has some: failures first, and the dtype that failed."""
     order = ("T2", "T3", "T1", "T0")
     for result in sorted(report.checks, key=lambda one: (one.status != "failed", order.index(one.id[:2]))):
@@ -172,18 +174,23 @@ def _plot_data(report: Report, key: str) -> Iterator[tuple[CheckResult, str, Any
 
 def _delta_figures(report: Report) -> Iterator[str]:
     largest: dict[str, float] = {}
-    caps = dict(DELTA_CAPS)
+    limits: dict[str, float | None] = dict(DELTA_CAPS)
     for result in report.checks:
         for dtype, measured in result.measured.items():
-            if isinstance(measured.values.get("delta"), int | float):
-                largest[dtype] = max(largest.get(dtype, 0.0), float(measured.values["delta"]))
+            delta = measured.values.get("delta")
+            if not isinstance(delta, int | float):
+                continue
+            # In T0 it is relative to logits of about 1; elsewhere a check has a model, and so a limit, of its own.
+            name = dtype if result.id.startswith("T0.") else f"{result.id} {dtype}"
+            largest[name] = max(largest.get(name, 0.0), float(delta))
+            limits.setdefault(name, measured.tolerance)
     for _, _, deltas, _ in _plot_data(report, "delta"):
         for dtype, (delta, cap) in deltas.items():
-            largest[dtype], caps[dtype] = max(largest.get(dtype, 0.0), float(delta)), float(cap)
+            largest[dtype], limits[dtype] = max(largest.get(dtype, 0.0), float(delta)), float(cap)
     if largest:
-        rows = [Dot(dtype, delta, caps.get(dtype)) for dtype, delta in largest.items()]
-        note = "How far logits of a block differ from those of single steps, delta, and the cap of the dtype."
-        yield _figure("Rounding", note, log_dots("Largest delta by dtype", rows), _LEGEND_LIMIT)
+        rows = [Dot(name, delta, limits.get(name)) for name, delta in largest.items()]
+        note = "How far logits of a block differ from those of single steps, delta, and the most they may."
+        yield _figure("Rounding", note, log_dots("Largest delta", rows), _LEGEND_LIMIT)
 
 
 def _tv_figures(report: Report) -> Iterator[str]:
@@ -217,21 +224,22 @@ def _path_figures(report: Report) -> Iterator[str]:
 
 def _law_figures(report: Report) -> Iterator[str]:
     legend = '<span><i class="key expected"></i> expected</span> <span><i class="key got"></i> got</span>'
-    drawn_of: set[str] = set()
-    for result, dtype, cells, _ in _plot_data(report, "exact_law"):
-        if result.id in drawn_of:
-            continue
-        if len(drawn_of) == _MOST_LAWS:
-            return
-        drawn_of.add(result.id)
+    for result, dtype, cells, _ in _first_of_each(_plot_data(report, "exact_law")):
         drawn = [(str(label), float(expected), float(got)) for label, expected, got in cells]
         yield _figure(f"`{result.id}`", f"The law of sequences, {dtype}.", law_plot(result.id, drawn), legend)
 
 
+def _first_of_each(found: Iterator[_PlotData]) -> Iterator[_PlotData]:
+    """Yield plot data of the first few checks, one dtype each."""
+    seen: set[str] = set()
+    for one in found:
+        if one[0].id not in seen and len(seen) < _MOST_LAWS:
+            seen.add(one[0].id)
+            yield one
+
+
 def _slot_figures(report: Report) -> Iterator[str]:
-    for number, (result, dtype, rates, plot) in enumerate(_plot_data(report, "acceptance_per_slot")):
-        if number == _MOST_LAWS:
-            return
+    for result, dtype, rates, plot in _first_of_each(_plot_data(report, "acceptance_per_slot")):
         expected = plot.get("expected_acceptance_per_slot")
         legend = '<span><i class="key expected"></i> measured</span>'
         legend += ' <span><i class="key got"></i> exact</span>' if expected else ""

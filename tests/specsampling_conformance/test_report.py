@@ -188,7 +188,7 @@ class TestHtml:
     def test_has_every_plot(self, text):
         labels = [attributes["aria-label"] for tag, attributes in Page(text).attributes if tag == "svg"]
         assert labels == [
-            "Largest delta by dtype",
+            "Largest delta",
             "Total variation by check",
             "Logarithm of e-values over samples",
             "T2.law.plain",

@@ -295,6 +295,13 @@ class TestManifest:
         assert check_backend(never, Capabilities(select=True)).failures == []
 
 
+def test_what_a_failed_check_measured_is_reported(suite):
+    measured = Measured(exact_tv=0.25, tolerance=1e-6, values={"plot": {"exact_law": [["0", 0.5, 0.75]]}})
+    suite.add("T1.a.b", CheckFailure("wrong", measured=measured))
+    (result,) = check_backend(never, FLOAT32).to_json()["checks"]
+    assert (result["status"], result["exact_tv"], result["tolerance"]) == ("failed", 0.25, 1e-6)
+
+
 class TestSeeds:
     def test_a_seed_replays_and_none_is_fresh(self, suite):
         suite.add("T2.a.b", lambda subject: Measured(ln_e=float(subject.rng("T2.a.b").random()), n=1))
