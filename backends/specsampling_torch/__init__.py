@@ -16,6 +16,8 @@ The modules, in reading order:
     Snapshots of recurrent states.
 ``_checkpoint``
     Loading.
+``_text``
+    `TextGenerator`: from text to text.
 
 Examples
 --------
@@ -30,9 +32,10 @@ Examples
 from os import PathLike
 from typing import Any
 
-from ._model import TorchModel
+from ._model import TorchCache, TorchModel
+from ._text import TextEvent, TextGeneration, TextGenerator
 
-__all__ = ["TorchModel", "load"]
+__all__ = ["TextEvent", "TextGeneration", "TextGenerator", "TorchCache", "TorchModel", "load"]
 
 
 def load(
