@@ -163,5 +163,5 @@ def docs(session: nox.Session) -> None:
     site = ROOT / "docs" / "_build" / "html"
     shutil.rmtree(ROOT / "docs" / "api", ignore_errors=True)  # pages of names that are gone
     session.run("sphinx-build", "-n", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(site))
-    pytest(session, "--doctest-modules", "--pyargs", "specsampling", "specsampling_numpy")
+    pytest(session, "--doctest-modules", "--pyargs", *PACKAGES)
     pytest(session, str(ROOT / "tests" / "docs"), SPECSAMPLING_SITE=str(site))

@@ -180,7 +180,7 @@ class EProcess:
     >>> test = EProcess(np.full((2, 2), 0.25), alpha=0.01)
     >>> test.update([[250, 250], [250, 250]]) < 0.0
     True
-    >>> test.update([[250, 0], [0, 250]]) > 100.0, test.rejected
+    >>> test.update([[250, 0], [0, 250]]) > 50.0, test.rejected
     (True, True)
     """
 
