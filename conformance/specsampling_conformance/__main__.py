@@ -28,6 +28,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", default="numpy", help="name of the backend (default: numpy)")
     parser.add_argument("--device", help="device, in the backend's own words (default: the backend's choice)")
     parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="load this in place of the suite's own checkpoints, for a backend that cannot host foreign weights",
+    )
+    parser.add_argument(
         "--tier",
         choices=("contract", "exact", "pr", "nightly"),
         default="pr",
@@ -99,6 +105,7 @@ def _run(arguments: argparse.Namespace) -> int:
         checks=arguments.checks,
         backend=arguments.backend,
         device=arguments.device,
+        checkpoint=arguments.checkpoint,
         time_limit=arguments.time_limit if arguments.time_limit > 0 else None,
     )
     if arguments.json:
@@ -131,7 +138,7 @@ def _capabilities(arguments: argparse.Namespace) -> Capabilities:
         raise ValueError(known[arguments.backend].reason)
     dtypes = tuple(dict.fromkeys(arguments.dtype or ()))
     with tempfile.TemporaryDirectory(prefix="specsampling-conformance-", ignore_cleanup_errors=True) as folder:
-        checkpoint = write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT)
+        checkpoint = arguments.checkpoint or write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT)
         try:
             declared = getattr(_load(arguments, checkpoint, dtypes[0] if dtypes else "float32"), "capabilities", None)
         except Exception:  # the first check meets it again, and reports it

@@ -163,6 +163,8 @@ class Subject:
         What the adapter declares.
     checkpoint : Path
         Directory of a tiny checkpoint.
+    own_checkpoint : bool
+        Whether that is one of the adapter's own, which stands in for every checkpoint of the suite.
     dtype : str
         Dtype to load it in.
     seed : int
@@ -182,6 +184,7 @@ class Subject:
     checkpoint: Path
     dtype: str
     seed: int = 0
+    own_checkpoint: bool = False
     effort: Effort = dataclasses.field(default_factory=Effort)
     backend: str | None = None
     device: str | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+import shlex
 import sys
 import tempfile
 import time
@@ -121,6 +122,7 @@ def check_backend(
     checks: Sequence[str] = (),
     backend: str | None = None,
     device: str | None = None,
+    checkpoint: Path | None = None,
     time_limit: float | None = TIME_LIMIT,
     progress: bool | None = None,
 ) -> Report:
@@ -148,6 +150,9 @@ def check_backend(
     backend, device : str, optional
         Name of the adapter's entry point and the device, for the report and for the checks that load the adapter in a
         fresh process.
+    checkpoint : Path, optional
+        Directory to load in place of the suite's own checkpoints, for an adapter that cannot host foreign weights. Its
+        model is tested with a few ids, beside a draft of the suite's own.
     time_limit : float or None
         Seconds that one check may take in one dtype, where the system can interrupt it.
     progress : bool, optional
@@ -178,13 +183,16 @@ def check_backend(
     expected = checked_expectations(expected_failures or {}, capabilities)
     if seed is not None and seed < 0:
         raise ValueError(f"`seed` must be non-negative, got {seed}")
+    if checkpoint is not None and not checkpoint.is_dir():
+        raise ValueError(f"`checkpoint` must be a directory, got {str(checkpoint)!r}")
     wanted = set(selected_ids(manifest_ids(capabilities), checks))
     with tempfile.TemporaryDirectory(prefix="specsampling-conformance-", ignore_cleanup_errors=True) as folder:
-        watched = WatchedLoad(load)
+        watched = WatchedLoad(load if checkpoint is None else lambda _, dtype: load(checkpoint, dtype))
         subject = Subject(
             load=watched,
             capabilities=capabilities,
-            checkpoint=write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT),
+            checkpoint=checkpoint or write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT),
+            own_checkpoint=checkpoint is not None,
             dtype=capabilities.dtypes[0],
             seed=fresh_seed() if seed is None else seed,
             effort=EFFORTS[tier],
@@ -305,6 +313,7 @@ def reproduce_line(check_id: str, subject: Subject, tier: str, dtype: str) -> st
         return f"check_backend(load, capabilities, checks=[{check_id!r}], seed={subject.seed}{rest})"
     parts = [f"python -m specsampling_conformance --backend {subject.backend}"]
     parts += [f"--device {subject.device}"] if subject.device else []
+    parts += [f"--checkpoint {shlex.quote(str(subject.checkpoint))}"] if subject.own_checkpoint else []
     parts += [f"--tier {tier}"] if tier != "pr" else []
     parts += [f"--dtype {dtype} --checks {check_id} --seed {subject.seed}"]
     return " ".join(parts)

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import specsampling
 from specsampling_conformance import __main__ as cli
 from specsampling_conformance import _catalogue as catalogue
 
@@ -61,6 +62,7 @@ def test_expected_failures_are_strict(capsys):
         (["--expect-failure", "T0.nothing=reason"], "is no check's id"),
         (["--seed", "-1"], "`seed` must be non-negative"),
         (["--list", "--checks", "T7.*"], "`checks` must match ids"),
+        (["--checkpoint", "no/such/folder"], "`checkpoint` must be a directory"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_status_2(arguments, message, capsys):
@@ -105,3 +107,25 @@ def test_it_runs_as_a_module_in_an_empty_folder(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 passed" in done.stdout
+
+
+def test_an_adapter_that_hosts_no_foreign_weights_is_given_its_own(tmp_path, capsys, monkeypatch, write_checkpoint):
+    mine = write_checkpoint(tmp_path / "my model", vocab_size=16)
+    loaded = []
+
+    def load(name, checkpoint, *, dtype, device):
+        loaded.append(checkpoint)
+        return specsampling.load_model(name, checkpoint, dtype=dtype, device=device)
+
+    monkeypatch.setattr(cli, "load_model", load)
+    checks = ["--checks", "T1.law.self_draft", "--checks", "T0.cache.fresh_processes", "--checks", "T0.model.*"]
+    assert cli.main(["--checkpoint", str(mine), "--dtype", "float32", "--tier", "exact", *checks]) == 0
+    assert "3 passed" in capsys.readouterr().out
+    assert set(loaded) == {mine}
+
+
+def test_a_failure_with_an_own_checkpoint_is_reproduced_with_it(tmp_path, capsys, monkeypatch, write_checkpoint):
+    mine = write_checkpoint(tmp_path / "my model")
+    monkeypatch.setattr(cli, "load_model", lambda *_, **__: None)
+    assert cli.main(["--checkpoint", str(mine), "--tier", "contract"]) == 1
+    assert f"--backend numpy --checkpoint '{mine}' --tier contract" in capsys.readouterr().out
