@@ -78,6 +78,10 @@ def test_ids_and_clauses_are_well_formed():
         assert re.fullmatch(r"T[0-3](\.[a-z0-9_]+)+", entry.id)
 
 
+def test_there_are_sampled_laws_of_sequences_for_the_highest_level_to_rest_on():
+    assert [entry.id for entry in catalogue.all_checks() if entry.id.startswith("T2.sequences.")]
+
+
 def test_patterns_select_in_the_order_of_the_manifest():
     ids = ["T0.a.b", "T0.a.c", "T1.a.b"]
     assert catalogue.selected_ids(ids, ["T1.*", "*.b"]) == ["T0.a.b", "T1.a.b"]

@@ -140,6 +140,7 @@ class TestTiers:
         for tier in ("T0", "T1", "T2", "T3"):
             suite.add(f"{tier}.a.first")
             suite.add(f"{tier}.a.second")
+        suite.add("T2.sequences.plain", Measured(certified_tv=0.01, n=100))
         return suite
 
     def test_each_tier_runs_what_it_says_and_gets_its_level(self, four_tiers):
@@ -159,6 +160,7 @@ class TestTiers:
             "T1.a.second": "passed",
             "T2.a.first": "not-run",
             "T2.a.second": "not-run",
+            "T2.sequences.plain": "not-run",
             "T3.a.first": "not-run",
             "T3.a.second": "not-run",
         }
@@ -197,10 +199,22 @@ class TestTiers:
         assert report.level is None
         assert report.exit_status == 1
 
-    def test_samples_that_certify_less_take_the_highest_level(self, four_tiers):
-        for tv, level in ((0.05, "exact"), (0.0100001, "certified")):
-            four_tiers.add("T2.a.first", Measured(certified_tv=tv, n=100))
-            assert check_backend(never, FLOAT32, tier="nightly").level == level
+    @pytest.mark.parametrize(
+        ("measured", "level"),
+        [
+            ({"certified_tv": 0.05}, "exact"),
+            ({"certified_tv": None}, "exact"),
+            ({"certified_tv": 0.0100001}, "certified"),
+        ],
+    )
+    def test_samples_that_certify_less_take_the_highest_level(self, four_tiers, measured, level):
+        four_tiers.add("T2.rows.neighbours", Measured(certified_tv=0.014, n=50))
+        four_tiers.add("T2.sequences.plain", Measured(n=100, **measured))
+        assert check_backend(never, FLOAT32, tier="nightly").level == level
+
+    def test_no_sampled_law_is_none_certified(self, four_tiers):
+        four_tiers.add("T2.sequences.plain", NotApplicable("one row only"))
+        assert check_backend(never, FLOAT32, tier="nightly").level == "exact"
 
     def test_tiers_try_as_hard_as_they_say(self, four_tiers):
         check_backend(never, FLOAT32, tier="nightly", checks=["T0.a.first"])
