@@ -141,7 +141,8 @@ def decode_round(
     logprobs : {"raw", "processed"} or None
         Whether to return the tokens' log-probabilities: of the logits as they came, or after `sampling`.
     validate : bool
-        Passed on to :func:`verify`; not inside a trace.
+        Check the numbers as :func:`verify` does, of unfinished rows; not inside a trace. Rows without a law are left to
+        the flags.
 
     Returns
     -------
@@ -149,6 +150,11 @@ def decode_round(
         Small arrays for the host.
     RoundCarry
         Caches that hold up to K + 1 tokens that were not committed.
+
+    Raises
+    ------
+    ValueError
+        If the drafter's proposal is not K wide; with `validate` also for numbers that cannot be laws.
 
     References
     ----------

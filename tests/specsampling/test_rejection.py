@@ -206,6 +206,12 @@ def test_bitwise_equal_rows_always_accept(dtype, seed, vocab_size):  # fault #19
     assert one_row(law, law, token, u=JUST_BELOW_ONE, dtype=dtype)[0] == 1
 
 
+@pytest.mark.parametrize(("dtype", "smallest"), [(np.float32, 2.0**-149), (np.float64, 2.0**-1074)])
+def test_equal_denormal_probabilities_always_accept(dtype, smallest):  # fault #19, #22
+    # Of these, a uniform below one times the probability is rounded to the probability itself.
+    assert one_row([1.0, smallest], [1.0, smallest], 1, u=JUST_BELOW_ONE, dtype=dtype)[0] == 1
+
+
 @pytest.mark.parametrize("u", [0.0, 2.0**-53, 0.5])
 @pytest.mark.parametrize("draft", [[0.5, 0.5], [0.0, 1.0], None], ids=["drawn", "certain", "chosen"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
