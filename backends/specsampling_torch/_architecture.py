@@ -11,7 +11,7 @@ from specsampling import CapabilityError
 
 from ._masks import FULL, MaskKind, Visibility
 
-__all__ = ["PROVEN", "CausalLM", "context_limit", "refuse_config"]
+__all__ = ["CausalLM", "PROVEN", "context_limit", "refuse_config"]
 
 PROVEN = frozenset(
     {

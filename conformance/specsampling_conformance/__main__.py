@@ -13,7 +13,7 @@ from specsampling_conformance._catalogue import all_checks, manifest_ids, select
 from specsampling_conformance._runner import CHECKPOINT, TIME_LIMIT, check_backend
 from specsampling_conformance._tiny import write_tiny_checkpoint
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main"]
 
 _INTERRUPTED = 130
 

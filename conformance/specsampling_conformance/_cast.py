@@ -20,7 +20,7 @@ from specsampling_conformance._oracle import Scores
 from specsampling_conformance._trial import tolerance_for
 from specsampling_conformance._wrappers import EagerModel, masked
 
-__all__ = ["EXACT", "PAIRS", "Cast", "Pair", "cast", "eager", "is_hosted", "sequence_tolerance"]
+__all__ = ["Cast", "EXACT", "PAIRS", "Pair", "cast", "eager", "is_hosted", "sequence_tolerance"]
 
 
 class Pair(NamedTuple):

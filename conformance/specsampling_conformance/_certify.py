@@ -29,7 +29,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from specsampling_conformance._evalue import ALPHA, CONCENTRATIONS, log_e_value, log_gamma, log_sum_exp
 
-__all__ = ["BETA", "Rates", "certified_tv", "certify", "least_detectable", "power", "rejection_rates"]
+__all__ = [
+    "BETA",
+    "Rates",
+    "certified_tv",
+    "certify",
+    "least_detectable",
+    "noncentral_chi2_cdf",
+    "power",
+    "rejection_rates",
+]
 
 Floats = NDArray[np.float64]
 

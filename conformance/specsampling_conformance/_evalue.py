@@ -25,9 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 __all__ = [
     "ALPHA",
     "CONCENTRATIONS",
-    "MAX_CHECKS",
     "EProcess",
     "Look",
+    "MAX_CHECKS",
     "log_e_value",
     "log_gamma",
     "log_mixture_ratio",

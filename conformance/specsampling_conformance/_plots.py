@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["Dot", "Path", "law_plot", "log_dots", "path_plot", "slot_plot"]
+__all__ = ["Dot", "Path", "law_plot", "log_dots", "nice_step", "path_plot", "slot_plot"]
 
 _WIDTH = 440
 _MOST_CELLS = 27

@@ -12,7 +12,7 @@ import specsampling
 from specsampling import CONTRACT_VERSION, Capabilities
 from specsampling_conformance._checks import CheckResult
 
-__all__ = ["CERTIFIED_TV", "SUITE_VERSION", "Report", "TierCost"]
+__all__ = ["CERTIFIED_TV", "Report", "SUITE_VERSION", "TierCost", "check_json", "finite"]
 
 SUITE_VERSION = specsampling.__version__
 """The suite ships in the core's distribution and has its version."""

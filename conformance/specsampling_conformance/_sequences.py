@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from specsampling_conformance._checks import CheckFailure, Subject
 from specsampling_conformance._trial import Oracle, Trial
 
-__all__ = ["FIXED_SEQUENCES", "CallSequence", "run_sequence", "shrink_sequence"]
+__all__ = ["CallSequence", "FIXED_SEQUENCES", "run_sequence", "shrink_sequence"]
 
 
 class CallSequence(NamedTuple):

@@ -11,4 +11,4 @@ from specsampling_conformance._faults import (  # noqa: F401 - importing registe
 from specsampling_conformance._faults._reference import ReferenceModel
 from specsampling_conformance._faults._registry import FAULTS, REFERENCE_CAPABILITIES, Fault
 
-__all__ = ["FAULTS", "REFERENCE_CAPABILITIES", "Fault", "ReferenceModel"]
+__all__ = ["FAULTS", "Fault", "REFERENCE_CAPABILITIES", "ReferenceModel"]

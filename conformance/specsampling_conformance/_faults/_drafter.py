@@ -11,7 +11,7 @@ from specsampling import Context, Drafter, Label, Model, Proposal, Purpose, Rand
 from specsampling_conformance._engine import Engine
 from specsampling_conformance._faults._registry import Fault, plant
 
-__all__ = ["DrafterEngine", "PlainDrafter"]
+__all__ = ["DrafterEngine", "PlainDrafter", "PlainState", "drafter_fault"]
 
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
@@ -152,7 +152,9 @@ class _GreedySoft(PlainDrafter):
         return np.argmax(law, axis=1)
 
 
-@drafter_fault("drawn tokens reported at temperature 1", "Tokens are drawn under the settings, the raw law is reported.")
+@drafter_fault(
+    "drawn tokens reported at temperature 1", "Tokens are drawn under the settings, the raw law is reported."
+)
 class _RawReported(PlainDrafter):
     def reported(self, logits: Floats, law: Floats, token: Ints, sampling: Sampling) -> Floats:
         return np.asarray(to_probs(logits, Sampling()))
@@ -216,7 +218,9 @@ class _BestOfTwo(PlainDrafter):
         return super().law(logits, sampling)
 
 
-@drafter_fault("low-confidence token dropped", "A drawn token of probability below 0.4 is dropped after it was looked at.")
+@drafter_fault(
+    "low-confidence token dropped", "A drawn token of probability below 0.4 is dropped after it was looked at."
+)
 class _LowDropped(PlainDrafter):
     def finish(self, proposal: Proposal) -> Proposal:
         drawn = np.take_along_axis(np.asarray(proposal.probs), np.asarray(proposal.tokens)[:, :, None], 2)[:, :, 0]
@@ -257,7 +261,9 @@ class _NeverBack(PlainDrafter):
         return text if kept == 0 else text[-1:]
 
 
-@drafter_fault("draft rolled back one too many", "The draft's cache loses a committed token when something was rejected.")
+@drafter_fault(
+    "draft rolled back one too many", "The draft's cache loses a committed token when something was rejected."
+)
 class _BackTooFar(PlainDrafter):
     def keep(self, fed: Sequence[int], text: Sequence[int]) -> int:
         kept = super().keep(fed, text)
@@ -267,7 +273,9 @@ class _BackTooFar(PlainDrafter):
         return text if kept == 0 else text[-1:]
 
 
-@drafter_fault("draft cache lacks a token after full acceptance", "Of two tokens that the draft lacks only the last is fed.")
+@drafter_fault(
+    "draft cache lacks a token after full acceptance", "Of two tokens that the draft lacks only the last is fed."
+)
 class _LastMissing(PlainDrafter):
     def lacking(self, text: list[int], kept: int) -> list[int]:
         return text if kept == 0 else text[-1:]
@@ -282,7 +290,9 @@ class _NoPrompt(PlainDrafter):
         return max(0, len(fed) - 1)
 
 
-@drafter_fault("draft follows its likeliest token", "Each token is drafted after the likeliest one, not after the one drawn.")
+@drafter_fault(
+    "draft follows its likeliest token", "Each token is drafted after the likeliest one, not after the one drawn."
+)
 class _FollowsBest(PlainDrafter):
     def followed(self, token: Ints, logits: Floats) -> Ints:
         return np.argmax(logits, axis=1)

@@ -11,7 +11,7 @@ from specsampling import CounterSource, Drafter, Generation, Model, RandomSource
 from specsampling_conformance._engine import Engine
 from specsampling_conformance._faults._registry import Fault, plant
 
-__all__ = ["FaultySource", "SourceEngine"]
+__all__ = ["FaultySource", "SourceEngine", "source_fault"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -133,7 +133,9 @@ class _HalfPrecision(FaultySource):
         return np.ldexp(np.round(mantissa * 256) / 256, exponent)
 
 
-@source_fault("accept uniform used again for the residual", "The last token is drawn with the first slot's accept uniform.")
+@source_fault(
+    "accept uniform used again for the residual", "The last token is drawn with the first slot's accept uniform."
+)
 class _AcceptReused(FaultySource):
     def uniforms(self, uniforms: Floats, lookahead: int) -> Floats:
         if lookahead:

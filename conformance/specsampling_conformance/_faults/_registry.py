@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from specsampling import Capabilities
 
-__all__ = ["FAULTS", "KINDS", "REFERENCE_CAPABILITIES", "Fault", "cache_fault", "plant"]
+__all__ = ["FAULTS", "Fault", "KINDS", "REFERENCE_CAPABILITIES", "cache_fault", "plant"]
 
 REFERENCE_CAPABILITIES = Capabilities(dtypes=("float32", "float64"), select=True)
 """What the reference model can do."""

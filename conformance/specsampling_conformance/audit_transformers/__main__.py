@@ -5,4 +5,6 @@ import sys
 
 from specsampling_conformance._audit_transformers import main
 
+__all__: list[str] = []
+
 sys.exit(main())
