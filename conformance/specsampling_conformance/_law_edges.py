@@ -13,12 +13,19 @@ from specsampling_conformance._law_compare import compare
 from specsampling_conformance._oracle import NextTokenLaw, outcome_law
 from specsampling_conformance._replays import FixedSource, Players, hold, rounding_for, run_rounds
 
-__all__: list[str] = []
+__all__ = ["EDGES"]
 
 EDGES = (2.0**-53, 1 - 2.0**-53)
 """The smallest and the largest uniform that a source may give."""
 
-_SETTINGS: tuple[dict[str, Any], ...] = ({}, {"top_k": 1}, {"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.5}, {"temperature": 0.0})
+_SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": 1},
+    {"top_k": 2},
+    {"top_p": 0.6},
+    {"min_p": 0.5},
+    {"temperature": 0.0},
+)
 
 
 def _rows(subject: Subject, wanted: int) -> int:
@@ -55,14 +62,14 @@ def _support(subject: Subject) -> Measured:
     return Measured(n=emitted)
 
 
-def _check_possible(
-    text: tuple[int, ...], tokens: list[int], law: NextTokenLaw, vocab_size: int, where: str
-) -> None:
+def _check_possible(text: tuple[int, ...], tokens: list[int], law: NextTokenLaw, vocab_size: int, where: str) -> None:
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise CheckFailure(f"{where}: emitted id {token} after {list(text)}", expected=f"ids below {vocab_size}")
         if law(text)[token] == 0:
-            raise CheckFailure(f"{where}: emitted id {token} after {list(text)}", expected="an id of positive probability")
+            raise CheckFailure(
+                f"{where}: emitted id {token} after {list(text)}", expected="an id of positive probability"
+            )
         text = (*text, token)
 
 
@@ -73,7 +80,9 @@ def _check_possible(
 def _self_draft(subject: Subject) -> Measured:
     models = cast(subject, "three_b")
     # Rounding between a block and single steps may cost this much of the last uniforms, and no more.
-    top = 1.0 - max(1e-9, 8 * min(models.delta, 0.1), 8 * float(np.finfo(np.float32).eps) * (subject.dtype != "float64"))
+    top = 1.0 - max(
+        1e-9, 8 * min(models.delta, 0.1), 8 * float(np.finfo(np.float32).eps) * (subject.dtype != "float64")
+    )
     tested = 0
     for uniform in (EDGES[0], 0.5, top):
         rows = _rows(subject, 3)
