@@ -2,9 +2,12 @@
 
 import inspect
 import os
+import sys
 from importlib import import_module
 from importlib.metadata import version as installed_version
 from pathlib import Path
+
+from sphinx.pycode import ModuleAnalyzer
 
 project = "specsampling"
 author = "the specsampling developers"
@@ -109,6 +112,17 @@ def skip_fields_of_records(app, what, name, obj, skip, options):
     return True if is_field else None
 
 
+def find_docstring_of_constant(app, what, name, obj, options, lines):
+    """Show the string below a constant where it is defined; autodoc looks only where it is passed on."""
+    if what != "data":
+        return
+    package, _, constant = name.partition(".")
+    for module in [module for module in sys.modules if module.startswith(f"{package}._")]:
+        found = ModuleAnalyzer.for_module(module).find_attr_docs().get(("", constant))
+        if found:
+            lines[:] = found
+
+
 def keep_colons(app, what, name, obj, options, lines):
     """Keep napoleon from reading ``Text: more text`` in the first line of an attribute's docstring as a type."""
     if what in ("attribute", "data", "property"):
@@ -123,6 +137,7 @@ def make_signature_python(app, what, name, obj, options, signature, return_annot
 def setup(app):
     # Before the sources are listed, from which autosummary then makes a page per name.
     app.connect("config-inited", write_api_page)
+    app.connect("autodoc-process-docstring", find_docstring_of_constant, priority=50)
     app.connect("autodoc-process-docstring", keep_colons, priority=100)  # before napoleon
     app.connect("autodoc-process-signature", make_signature_python)
     app.connect("autodoc-skip-member", skip_fields_of_records)

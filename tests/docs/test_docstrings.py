@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import os
+import sys
 import zlib
 from pathlib import Path
 
@@ -77,6 +78,16 @@ def test_functions_have_parameters_returns_and_examples(package, name):
     wanted += ["Parameters"] if signature.parameters else []
     wanted += ["Returns"] if signature.return_annotation not in (None, "None", inspect.Signature.empty) else []
     assert [section for section in wanted if f"{section}\n---" not in sections] == []
+
+
+@pytest.mark.parametrize(("package", "name"), public_names())
+def test_constants_have_a_string_below_them(package, name):
+    if callable(getattr(importlib.import_module(package), name)):
+        return
+    pycode = pytest.importorskip("sphinx.pycode")
+    modules = [module for module in sys.modules if module == package or module.startswith(f"{package}._")]
+    found = [pycode.ModuleAnalyzer.for_module(module).find_attr_docs().get(("", name)) for module in modules]
+    assert any(found)
 
 
 def test_the_site_has_every_public_name():
