@@ -1,5 +1,6 @@
 """T0, the clauses about what a cache remembers: rollback, select, rows that do not know of one another."""
 
+import contextlib
 import functools
 import json
 import subprocess
@@ -18,6 +19,9 @@ from specsampling_conformance._sequences import FIXED_SEQUENCES, run_sequence
 from specsampling_conformance._trial import Oracle, Trial, largest_difference
 
 __all__: list[str] = []
+
+_DEEPEST = 256
+"""Deepest rollback that is tried."""
 
 
 def _scored(subject: Subject, check_id: str, rows: int, width: int, capacity: int = 10) -> tuple[Trial, Any]:
@@ -118,6 +122,12 @@ def _every_depth(subject: Subject) -> None:
             trial.score(random_block(subject, rng, rows, filled))
             trial.rollback([filled - depth] * rows)
             trial.score(random_block(subject, rng, rows, 1))
+    limit = subject.model().max_rollback
+    if limit is not None and 6 <= limit <= _DEEPEST:  # not reached above
+        trial = Trial(subject, rows, limit + 3, oracle)
+        trial.score(random_block(subject, rng, rows, limit + 2))
+        trial.rollback([2] * rows)
+        trial.score(random_block(subject, rng, rows, 1))
 
 
 @check(
@@ -171,6 +181,17 @@ def _beyond_limit(subject: Subject) -> None:
         f"rollback {kept}", lambda: model.rollback(cache, trial.integers(kept)), (CapabilityError, CacheError)
     )
     score(1)
+    for selecting in (False, True) if subject.capabilities.select else (False,):
+        trial, score = _scored(subject, "T0.rollback.beyond_limit", rows, limit + 3, capacity=limit + 6)
+        if selecting:
+            trial.select(list(range(rows)))
+        # As far back as is allowed, and then one more: a model that can do that must do it right.
+        trial.rollback([3] * rows)
+        with contextlib.suppress(CapabilityError, CacheError):
+            trial.cache = trial.model.rollback(trial.cache, trial.integers(kept))
+            trial.calls.append(f"rollback {kept}")
+            trial.rows = [row[:2] for row in trial.rows]
+        score(1)
 
 
 @check(

@@ -1,0 +1,10 @@
+from specsampling_conformance import BackendSuite
+
+from specsampling_recurrent import CAPABILITIES, load
+
+
+class TestRecurrent(BackendSuite):
+    capabilities = CAPABILITIES
+
+    def load(self, checkpoint, dtype):  # the suite's own are Llamas, whose weights this model cannot host
+        return load("demo", dtype=dtype)
