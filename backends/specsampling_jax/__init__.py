@@ -1,0 +1,72 @@
+"""The JAX backend: any pure function, or a Llama-family checkpoint, with whole rounds in one compiled function.
+
+The modules, in reading order:
+
+``_checks``
+    What is refused before anything is traced.
+``_model``
+    `JaxModel`: the three methods of the contract over a pure function, in buckets of shapes.
+``_llama``
+    A decoder of the Llama family.
+``_checkpoint``
+    config.json and safetensors, held against each other before a weight is read.
+``_randomness``
+    A `specsampling.Randomness` that asks the host from inside a trace.
+``_round``
+    Draft, score, verify and roll back in one jitted function.
+
+Examples
+--------
+>>> import specsampling
+>>> from specsampling_jax import load
+>>> model = load(specsampling.bundled("draft"))
+>>> logits, cache = model.score(model.init_cache(batch_size=1, capacity=16), [list(b"ROMEO")], num_logits=1)
+>>> logits.shape
+(1, 1, 256)
+"""
+
+from os import PathLike
+from typing import Any
+
+from ._model import JaxCache, JaxModel
+from ._round import compile_round
+
+__all__ = ["JaxCache", "JaxModel", "compile_round", "load"]
+
+
+def load(
+    checkpoint: str | PathLike[str], *, dtype: str = "float32", device: str | None = None, **options: Any
+) -> JaxModel:
+    """Load a Llama-family checkpoint: what ``specsampling.load_model("jax", …)`` calls.
+
+    Parameters
+    ----------
+    checkpoint : path
+        Directory with config.json and model.safetensors, as Hugging Face writes it.
+    dtype : str
+        "float32", "bfloat16", or "float64" where ``jax_enable_x64`` is set.
+    device : str, optional
+        A platform of JAX, with an index or without: ``"cpu"``, ``"cuda:1"``. None leaves it to JAX.
+    **options
+        None are known; any is refused.
+
+    Returns
+    -------
+    JaxModel
+        The model, ready to score.
+
+    Raises
+    ------
+    TypeError
+        If there are options. `JaxModel.from_pretrained` raises what else can be wrong.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_jax import load
+    >>> load(specsampling.bundled("target")).vocab_size
+    256
+    """
+    if options:
+        raise TypeError(f"unknown options {', '.join(map(repr, sorted(options)))}: the jax backend takes none")
+    return JaxModel.from_pretrained(checkpoint, dtype=dtype, device=device)
