@@ -25,7 +25,13 @@ PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 
-PACKAGES = ("specsampling", "specsampling_numpy", "specsampling_torch", "specsampling_conformance")
+PACKAGES = (
+    "specsampling",
+    "specsampling_jax",
+    "specsampling_numpy",
+    "specsampling_torch",
+    "specsampling_conformance",
+)
 
 # What the tests of a framework install. The core's own tests run once more with each, because verification and
 # sampling are the same code in every array namespace.
@@ -36,7 +42,7 @@ FRAMEWORKS = {
 }
 
 # Backends that the conformance suite certifies: those with an entry point.
-BACKENDS = ("numpy", "torch")
+BACKENDS = ("numpy", "torch", "jax")
 
 # The arrays of the tests are tiny and pytest has a worker for each core: more threads only get in each other's way.
 SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

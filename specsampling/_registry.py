@@ -19,6 +19,7 @@ _GROUP = "specsampling.backends"
 
 # What each first-party adapter imports besides the base dependencies; the extra that installs it has its name.
 _FIRST_PARTY: dict[str, tuple[str, ...]] = {
+    "jax": ("jax",),
     "numpy": (),
     "torch": ("torch", "transformers"),
 }
