@@ -109,12 +109,12 @@ def replay_round(
         proposed.append(token)
     for slot, token in enumerate(proposed):
         p = target((*text, *proposed[:slot]))
-        law = laws[slot]
-        q = np.eye(p.size)[token] if law is None else law
+        drawn_from = laws[slot]
+        q = np.eye(p.size)[token] if drawn_from is None else drawn_from
         ratio = p[token] / q[token] if q[token] > 0 else math.inf
         uniform = uniforms[lookahead + slot, 0]
         # Both probabilities may be off by a factor of exp(2 delta), a chosen token's one exactly.
-        factor = math.expm1((2 if law is None else 4) * rounding.delta)
+        factor = math.expm1((2 if drawn_from is None else 4) * rounding.delta)
         decisions.append(
             Decision(f"accept slot {slot}", abs(uniform - ratio), min(ratio, 1.0) * factor + rounding.step)
         )
@@ -123,7 +123,7 @@ def replay_round(
             mass = float(weights.sum())
             if mass <= 0:
                 weights, mass = p, 1.0
-            sides = 1 if law is None else 2
+            sides = 1 if drawn_from is None else 2
             last, decision = _drawn(weights, uniforms[-1, 0], rounding, f"in place of slot {slot}", mass, sides)
             return [*proposed[:slot], last], [*decisions, decision]
     last, decision = _drawn(target((*text, *proposed)), uniforms[-1, 0], rounding, "bonus", 1.0, 1)
@@ -164,4 +164,3 @@ def first_mismatch(
         return None
     nearest = min(decisions, key=lambda decision: decision.margin - decision.allowed)
     return f"emitted {list(got)}, and {list(expected)} follow from the same uniforms", nearest
-

@@ -22,9 +22,7 @@ class Engine:
         """Return the random streams of a seed."""
         return CounterSource(seed)
 
-    def decoder(
-        self, target: Model[Any], drafter: Model[Any] | Drafter[Any] | None = None, **options: Any
-    ) -> Decoder:
+    def decoder(self, target: Model[Any], drafter: Model[Any] | Drafter[Any] | None = None, **options: Any) -> Decoder:
         """Return a `Decoder`."""
         return Decoder(self.target(target), self.drafter(drafter), **options)
 

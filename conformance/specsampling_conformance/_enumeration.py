@@ -106,7 +106,7 @@ class BranchingSource(RandomSource):
         self.active: set[int] = set()
         self.drift = 0.0
 
-    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> Randomness:
+    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> Randomness:  # noqa: ARG002
         """Begin a round; rows that are not active (finished, but still in the batch) are answered without branching."""
         rows = [int(row) for row in row_ids]
         for row in rows:

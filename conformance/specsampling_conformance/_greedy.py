@@ -38,7 +38,8 @@ class GreedyComparison(NamedTuple):
     def __str__(self) -> str:
         if self.verdict == "equal":
             return "equal"
-        return f"{self.verdict}: new token {self.position} falls short by {self.margin:.3g} (rounding: {self.tolerance:.3g})"
+        short = f"new token {self.position} falls short by {self.margin:.3g}"
+        return f"{self.verdict}: {short} (rounding: {self.tolerance:.3g})"
 
 
 def compare_greedy(

@@ -1,14 +1,18 @@
 """T1: is the output law the target's? Importing this module registers the clauses."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
+from specsampling_conformance._cast import is_hosted
 from specsampling_conformance._checks import CheckFailure, Measured, Subject, check
+from specsampling_conformance._diagnosis import best_fitting_law, with_diagnosis
 from specsampling_conformance._enumeration import LabelReusedError
 from specsampling_conformance._law_compare import compare, tokens_of
-from specsampling_conformance._situations import SITUATIONS, Enumerated, Situation, enumerated
+from specsampling_conformance._situations import SITUATIONS, Situation, enumerated, suspicion
 
 __all__: list[str] = []
+
+Law: TypeAlias = Mapping[Any, float]
 
 
 def _tokens_check(name: str, situation: Situation) -> None:
@@ -20,8 +24,9 @@ def _tokens_check(name: str, situation: Situation) -> None:
     )
     def run(subject: Subject) -> Measured:
         found = enumerated(subject, name)
-        expected = [tokens_of(law) for law in found.expected]
-        return _compared(found, expected, [law.tokens for law in found.laws], found.tolerances, forbidden=True)
+        expected: list[Law] = [tokens_of(law) for law in found.expected]
+        got: list[Law] = [law.tokens for law in found.laws]
+        return _compared(subject, name, expected, got, found.tolerances, forbidden=True)
 
 
 def _rounds_check(name: str, situation: Situation) -> None:
@@ -33,18 +38,41 @@ def _rounds_check(name: str, situation: Situation) -> None:
     )
     def run(subject: Subject) -> Measured:
         found = enumerated(subject, name)
-        outcomes: list[Mapping[Any, float]] = [law.outcomes for law in found.laws]
-        return _compared(found, found.expected, outcomes, [2 * bound for bound in found.tolerances], forbidden=False)
+        got: list[Law] = [law.outcomes for law in found.laws]
+        tolerances = [2 * bound for bound in found.tolerances]
+        return _compared(subject, name, list(found.expected), got, tolerances, forbidden=False)
 
 
-def _compared(found: Enumerated, expected: Any, got: Any, tolerances: Any, *, forbidden: bool) -> Measured:
-    measured = [
-        compare(f"prompt {list(row.prompt)}, {dict(row.settings) or 'default settings'}", *one, forbidden=forbidden)
-        for row, *one in zip(found.rows, expected, got, tolerances, strict=True)
-    ]
+def _compared(
+    subject: Subject,
+    name: str,
+    expected: Sequence[Law],
+    got: Sequence[Law],
+    tolerances: Sequence[float],
+    *,
+    forbidden: bool,
+) -> Measured:
+    found = enumerated(subject, name)
+    measured = []
+    for index, row in enumerate(found.rows):
+        what = f"prompt {list(row.prompt)}, {dict(row.settings) or 'default settings'}"
+        try:
+            measured.append(compare(what, expected[index], got[index], tolerances[index], forbidden=forbidden))
+        except CheckFailure as failure:
+            raise with_diagnosis(failure, _diagnosis(subject, name, index)) from None
     worst = max(measured, key=lambda one: (one.exact_tv or 0.0) / (one.tolerance or 1.0))
     values = {**worst.values, "paths": sum(law.num_paths for law in found.laws)}
     return worst._replace(values=values | ({"note": found.note} if found.note else {}))
+
+
+def _diagnosis(subject: Subject, name: str, index: int) -> str | None:
+    """Name the planted fault that fits best; not for failures that were expected, and only with known weights.
+
+    One fault makes many checks fail: the first of them is looked into, and the others have the same line.
+    """
+    if not (subject.effort.shrink and is_hosted(subject)):
+        return None
+    return subject.once("diagnosis", lambda: best_fitting_law(*suspicion(subject, name, index)))
 
 
 for _name, _situation in SITUATIONS.items():
@@ -53,7 +81,9 @@ for _name, _situation in SITUATIONS.items():
     _rounds_check(_name, _situation)
 
 
-@check("T1.labels.once", "No random decision is asked for twice in a round: two decisions never share their randomness.")
+@check(
+    "T1.labels.once", "No random decision is asked for twice in a round: two decisions never share their randomness."
+)
 def _labels_once(subject: Subject) -> Measured:
     paths = 0
     for name in ("fixed_lookahead", "lookahead_then_none", "prompt_lookup"):

@@ -183,7 +183,7 @@ def _beside(
     return found
 
 
-def _compiled(subject: Subject, models: Cast) -> Any:
+def _compiled(models: Cast) -> Any:
     if not hasattr(models.target, "compile_round"):
         raise NotApplicable(
             "the adapter hosts no foreign weights, and a masked model has no compiled round"
@@ -201,7 +201,7 @@ def _compiled(subject: Subject, models: Cast) -> Any:
 )
 def _compiled_law(subject: Subject) -> Measured:
     models = cast(subject, "three_b")
-    target = _compiled(subject, models)
+    target = _compiled(models)
     rows = _rows(subject, 192)
     length = 3 if rows >= 8 else 2
     try:
@@ -230,7 +230,7 @@ def _compiled_law(subject: Subject) -> Measured:
 )
 def _compiled_replay(subject: Subject) -> Measured:
     models = cast(subject, "three_b")
-    target = _compiled(subject, models)
+    target = _compiled(models)
     rows, tokens, differing = _rows(subject, 16), 0, 0
     rounding = rounding_for(subject.dtype, models.delta)
     sources: list[Any] = [CounterSource(subject.check_seed("T1.compiled.replay")), *map(FixedSource, EDGES)]

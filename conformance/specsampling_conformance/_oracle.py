@@ -112,7 +112,9 @@ def sequence_law(law: NextTokenLaw, prompt: tuple[int, ...], length: int) -> NDA
     first = law(prompt)
     return np.stack(
         [
-            probability * sequence_law(law, (*prompt, token), length - 1) if probability > 0 else np.zeros((first.size,) * (length - 1))
+            probability * sequence_law(law, (*prompt, token), length - 1)
+            if probability > 0
+            else np.zeros((first.size,) * (length - 1))
             for token, probability in enumerate(first)
         ]
     )

@@ -45,7 +45,7 @@ class FixedSource(RandomSource):
     def __init__(self, uniform: float) -> None:
         self.uniform = uniform
 
-    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> UniformRandomness:
+    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> UniformRandomness:  # noqa: ARG002
         """Return the round's randomness."""
         return UniformRandomness(np.full((len(row_ids), 2 * lookahead + 1, 3), self.uniform), lookahead)
 
@@ -187,4 +187,3 @@ def _uniforms(source: RandomSource, row_id: int, number: int, lookahead: int) ->
 def rounding_for(dtype: str, delta: float) -> Rounding:
     """Return what differences are put down to in a dtype."""
     return Rounding(delta, STEPS.get(dtype, _STEP))
-

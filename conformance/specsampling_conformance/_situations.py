@@ -1,16 +1,18 @@
 """The situations in which T1 enumerates: which models, which prompts and settings, how many tokens are drafted when."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specsampling import CapabilityError, PromptLookup, RandomSource, Sampling
 from specsampling_conformance._cast import PAIRS, Cast, cast, eager, sequence_tolerance
 from specsampling_conformance._checks import Subject
+from specsampling_conformance._engine import Engine
 from specsampling_conformance._enumeration import ExactLaw, Outcome, Scenario, enumerate_laws
+from specsampling_conformance._faults import Fault, ReferenceModel
 from specsampling_conformance._oracle import lookup_proposal, outcome_law
 
-__all__ = ["SITUATIONS", "Enumerated", "Row", "Situation", "enumerated"]
+__all__ = ["SITUATIONS", "Enumerated", "Row", "Situation", "Suspicion", "enumerated", "suspicion"]
 
 _BATCH_SIZE = 192
 _SMALL_BATCH = 8
@@ -197,7 +199,7 @@ def _enumerate(subject: Subject, situation: Situation) -> Enumerated:
     models = cast(subject, situation.pair)
     rows, batch_size, note = _fitted(subject, situation, models)
     target = getattr(models, situation.target)
-    drafter = _drafter(situation, models, target)
+    drafter = _drafter(situation, models._asdict(), target)
     if situation.compiled and hasattr(target, "compile_round"):
         try:
             laws = _laws(subject, situation, target, drafter, rows, batch_size)
@@ -209,6 +211,47 @@ def _enumerate(subject: Subject, situation: Situation) -> Enumerated:
     expected = [_expected(situation, models, row) for row in rows]
     tolerances = [sequence_tolerance(subject, models, row.max_new_tokens) for row in rows]
     return Enumerated(rows, laws, expected, tolerances, note)
+
+
+class Suspicion(NamedTuple):
+    """What a diagnosis compares, for one kind of row in a situation, at most three tokens of it.
+
+    Attributes
+    ----------
+    found, expected : dict
+        The law of (tokens, rounds) enumerated, and what it should be.
+    law_under : callable
+        Returns the law under a planted fault, on the suite's own models.
+    """
+
+    found: dict[Outcome, float]
+    expected: dict[Outcome, float]
+    law_under: Callable[[Fault], dict[Outcome, float]]
+
+
+def suspicion(subject: Subject, name: str, index: int) -> Suspicion:
+    """Enumerate one kind of row again, on its own and short, so that every planted fault can be tried on it."""
+    situation = SITUATIONS[name]
+    models = cast(subject, situation.pair)
+    row = enumerated(subject, name).rows[index]
+    row = row._replace(max_new_tokens=min(row.max_new_tokens, 3))
+    batch_size = _fitted(subject, situation, models)[1]
+
+    def enumerate_row(adapter: Subject, roles: Mapping[str, Any]) -> dict[Outcome, float]:
+        target = roles[situation.target]
+        target = target if situation.compiled else eager(target)
+        return _laws(adapter, situation, target, _drafter(situation, roles, target), [row], batch_size)[0].outcomes
+
+    def law_under(fault: Fault) -> dict[Outcome, float]:
+        pair = PAIRS[situation.pair]
+        is_adapter = fault.kind == "cache"
+        load = fault.planted if is_adapter else ReferenceModel
+        roles: dict[str, Any] = {"target": load(pair.target, "float64"), "draft": load(pair.draft, "float64")}
+        roles |= {"own_target": roles["target"], "own_draft": roles["draft"]}
+        engine = Engine() if is_adapter else fault.planted()
+        return enumerate_row(dataclasses.replace(subject, engine=engine), roles)
+
+    return Suspicion(enumerate_row(subject, models._asdict()), _expected(situation, models, row), law_under)
 
 
 def _fitted(subject: Subject, situation: Situation, models: Cast) -> tuple[tuple[Row, ...], int, str]:
@@ -225,12 +268,12 @@ def _fitted(subject: Subject, situation: Situation, models: Cast) -> tuple[tuple
     return rows, batch_size, note
 
 
-def _drafter(situation: Situation, models: Cast, target: Any) -> Any:
+def _drafter(situation: Situation, models: Mapping[str, Any], target: Any) -> Any:
     if situation.drafter == "none":
         return None
     if situation.drafter == "lookup":
         return PromptLookup()
-    return target if situation.drafter == situation.target else getattr(models, situation.drafter)
+    return target if situation.drafter == situation.target else models[situation.drafter]
 
 
 def _laws(

@@ -206,7 +206,8 @@ def _company(subject: Subject) -> Measured:
 
 @check(
     "T3.greedy.text",
-    "At temperature 0 the text is the model's greedy text for every lookahead, or differs from it in numeric ties only.",
+    "At temperature 0 the text is the model's greedy text for every lookahead, or differs from it in numeric ties"
+    " only.",
 )
 def _greedy(subject: Subject) -> Measured:
     stage = _stage(subject, "bundled")

@@ -2,10 +2,9 @@
 # ruff: noqa: ARG002 - a fault overrides one method, and ignores what the right one looks at
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsampling import Context, Drafter, Label, Model, Proposal, Purpose, Randomness, Sampling, to_probs
 from specsampling_conformance._engine import Engine
@@ -13,8 +12,9 @@ from specsampling_conformance._faults._registry import Fault, plant
 
 __all__ = ["DrafterEngine", "PlainDrafter", "PlainState", "drafter_fault"]
 
-Floats = NDArray[np.floating[Any]]
-Ints = NDArray[np.int64]
+Floats: TypeAlias = Any
+Ints: TypeAlias = Any
+"""Arrays of NumPy, floating and integer."""
 
 
 class PlainState(NamedTuple):

@@ -43,7 +43,9 @@ class _TargetAhead(PlainRound):
         return np.concatenate([probs[:, 1:], probs[:, -1:]], axis=1)
 
 
-@round_fault("first row reused from the last round", "Row 0 of the target's laws is the one that the round before ended with.")
+@round_fault(
+    "first row reused from the last round", "Row 0 of the target's laws is the one that the round before ended with."
+)
 class _FirstRowReused(PlainRound):
     def target_probs(self, logits: Floats, sampling: Sampling) -> Floats:
         probs = super().target_probs(logits, sampling)
@@ -75,7 +77,9 @@ class _Levelled(PlainRound):
         return np.full_like(counts, counts.min())
 
 
-@round_fault("q rounded to 8 bits", "The ratio takes the draft's probability to the nearest 256th; the residual does not.")
+@round_fault(
+    "q rounded to 8 bits", "The ratio takes the draft's probability to the nearest 256th; the residual does not."
+)
 class _EightBitDraft(PlainRound):
     def ratio(self, slots: Slots) -> tuple[Floats, Floats]:
         numerator, denominator = super().ratio(slots)
@@ -106,7 +110,9 @@ class _RejectedEmitted(PlainRound):
         return super().emit(slots, num_accepted, np.where(is_rejected, proposed, next_token))
 
 
-@round_fault("token after a rejection emitted too", "After the token in place of a rejected one the next drafted one is kept.")
+@round_fault(
+    "token after a rejection emitted too", "After the token in place of a rejected one the next drafted one is kept."
+)
 class _OneTooMany(PlainRound):
     def emit(self, slots: Slots, num_accepted: Ints, next_token: Ints) -> tuple[Ints, Ints]:
         block, num_accepted = super().emit(slots, num_accepted, next_token)
@@ -115,7 +121,7 @@ class _OneTooMany(PlainRound):
 
 @round_fault("target fed the wrong last token", "The target scores the block after the last token but one, fed twice.")
 class _LastTokenLost(PlainRound):
-    def __call__(self, target: Any, drafter: Any, carry: Any, context: Context, *others: Any, **options: Any) -> Any:
+    def __call__(self, target: Any, drafter: Any, carry: Any, context: Context, /, *others: Any, **options: Any) -> Any:
         tokens = np.array(context.tokens)
         rows = np.arange(context.lengths.size)
         kept = tokens[rows, context.lengths - 1].copy()
@@ -136,23 +142,23 @@ class _BlockShifted(PlainRound):
 class _NotRolledBack(PlainRound):
     def kept(self, context: Context) -> Ints:
         kept = super().kept(context)
-        held: Ints = np.maximum(self.memory.get("held", kept), kept)
-        return held
+        return np.maximum(self.memory["held"], kept) if "held" in self.memory else kept
 
     def block(self, last: Ints, tokens: Ints) -> Ints:
         self.memory["width"] = 1 + tokens.shape[1]
         return super().block(last, tokens)
 
     def emit(self, slots: Slots, num_accepted: Ints, next_token: Ints) -> tuple[Ints, Ints]:
-        before = self.memory.get("held", super().kept(slots.context))
-        self.memory["held"] = np.maximum(before, super().kept(slots.context)) + self.memory["width"]
+        self.memory["held"] = self.kept(slots.context) + self.memory["width"]
         return super().emit(slots, num_accepted, next_token)
 
 
 @round_fault("target rolled back one too many", "The target's cache loses one committed token a round.")
 class _RolledBackTooFar(PlainRound):
     def kept(self, context: Context) -> Ints:
-        return np.maximum(super().kept(context) - 1, 0) if self.memory.setdefault("rounds", 0) else super().kept(context)
+        return (
+            np.maximum(super().kept(context) - 1, 0) if self.memory.setdefault("rounds", 0) else super().kept(context)
+        )
 
     def emit(self, slots: Slots, num_accepted: Ints, next_token: Ints) -> tuple[Ints, Ints]:
         self.memory["rounds"] = 1
@@ -179,7 +185,7 @@ def _made(logits: Floats, settings: Sampling) -> Floats:
 
 def _first(value: Any) -> Any:
     """Return a setting of a batch of one as a scalar."""
-    return value if value is None or np.ndim(value) == 0 else list(value)[0]
+    return value if value is None or np.ndim(value) == 0 else next(iter(value))
 
 
 def _changed(settings: Sampling, **changes: Any) -> Sampling:
@@ -267,9 +273,7 @@ class _StopEngine(Engine):
     def __init__(self, wrap: Callable[[Any], Any]) -> None:
         self.wrap = wrap
 
-    def decoder(
-        self, target: Model[Any], drafter: Model[Any] | Drafter[Any] | None = None, **options: Any
-    ) -> Decoder:
+    def decoder(self, target: Model[Any], drafter: Model[Any] | Drafter[Any] | None = None, **options: Any) -> Decoder:
         """Return a decoder with its rules replaced."""
         decoder = super().decoder(target, drafter, **options)
         decoder.stop_rules = self.wrap(decoder.stop_rules)
@@ -296,7 +300,9 @@ def _stop_fault(name: str, description: str) -> Callable[[type[_Stops]], type[_S
     return register
 
 
-@_stop_fault("end token accepted unchecked", "Only a round's last token is looked at; an accepted end token is passed over.")
+@_stop_fault(
+    "end token accepted unchecked", "Only a round's last token is looked at; an accepted end token is passed over."
+)
 class _LastOnly(_Stops):
     def commit(self, tokens: Ints, rows: Ints, prompts: Ints, starts: Ints, counts: Ints) -> Any:
         found = self.rules.commit(tokens, rows, prompts, starts + counts - 1, np.ones_like(counts))

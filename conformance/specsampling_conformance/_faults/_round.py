@@ -1,12 +1,12 @@
 """A round in plain NumPy, written to be broken on purpose: every decision that a fault may get wrong is a method.
 
-The class as it stands is right, and the suite's own tests hold it to `decode_round`. The real `Decoder` runs it, because
-a target that has `compile_round` brings the round it is run with.
+The class as it stands is right, and the suite's own tests hold it to `decode_round`. The real `Decoder` runs it,
+because a target that has `compile_round` brings the round it is run with.
 """
 # ruff: noqa: ARG002 - a method is given what a fault may look at, and the right one does not
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from specsampling_conformance._wrappers import EagerModel
 
 __all__ = ["PlainRound", "RoundEngine", "Slots", "round_control", "round_fault"]
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+Floats: TypeAlias = Any
+Ints: TypeAlias = Any
+"""Arrays of NumPy, floating and integer."""
 
 
 class Slots(NamedTuple):
@@ -142,7 +143,7 @@ class PlainRound:
         return kept
 
     def block(self, last: Ints, tokens: Ints) -> Ints:
-        """What the target scores: the last committed token and the proposed ones."""
+        """Return what the target scores: the last committed token and the proposed ones."""
         return np.concatenate([last[:, None], tokens], axis=1)
 
     def target_probs(self, logits: Floats, sampling: Sampling) -> Floats:

@@ -272,8 +272,8 @@ class _JointRatio(PlainRound):
         is_proposed = np.arange(numerator.shape[1]) < slots.num_tokens[:, None]
         p = np.where(is_proposed, numerator, 1.0).prod(axis=1, keepdims=True)
         q = np.where(is_proposed, denominator, 1.0).prod(axis=1, keepdims=True)
-        accepted = np.asarray(randomness.accept(p, q, Label(Purpose.ACCEPT, 0)))
-        return accepted & is_proposed
+        accepted: NDArray[Any] = np.asarray(randomness.accept(p, q, Label(Purpose.ACCEPT, 0))) & is_proposed
+        return accepted
 
 
 @round_fault("one uniform for all slots", "Every slot's decision is asked for under the first slot's label.")
