@@ -102,7 +102,9 @@ def main() -> None:
         plain / speculative
         for plain, speculative in zip(ways["plain"].per_token, ways["speculative"].per_token, strict=True)
     ]
-    quartiles = {name: np.percentile(np.array(way.overheads) * 1e3, [25, 50, 75]).tolist() for name, way in ways.items()}
+    quartiles = {
+        name: np.percentile(np.array(way.overheads) * 1e3, [25, 50, 75]).tolist() for name, way in ways.items()
+    }
     for name, way in ways.items():
         low, median, high = quartiles[name]
         print(

@@ -1,6 +1,6 @@
 """Draw the README's picture: text by the bundled pair, coloured by where each byte came from, as SVG.
 
-    python docs/examples/picture_of_a_run.py --out docs/_static/run.svg
+Run ``python docs/examples/picture_of_a_run.py --out docs/_static/run.svg``.
 """
 
 import argparse
@@ -10,6 +10,7 @@ from pathlib import Path
 import specsampling
 
 COLOURS = {"prompt": "#8b949e", "accepted": "#7ee787", "replacement": "#ff7b72", "bonus": "#79c0ff"}
+FONTS = "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
 CHAR_WIDTH, LINE_HEIGHT, MARGIN = 8.43, 21, 24
 
 
@@ -58,7 +59,7 @@ def svg(pieces: list[tuple[str, str]], summary: str) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}">',
             f"<title>Text by speculative sampling: {escape(summary)}</title>",
             f'<rect width="{width:.0f}" height="{height:.0f}" rx="10" fill="#0d1117"/>',
-            '<g font-family="ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace" font-size="14" style="white-space: pre">',
+            f'<g font-family="{FONTS}" font-size="14" style="white-space: pre">',
             *rows,
             "</g>",
             "</svg>",
@@ -92,9 +93,7 @@ def main() -> None:
     parser.add_argument("--lookahead", type=int, default=4)
     parser.add_argument("--seed", type=int, default=3)
     arguments = parser.parse_args()
-    pieces, summary = coloured_run(
-        arguments.prompt, arguments.max_new_tokens, arguments.seed, arguments.lookahead
-    )
+    pieces, summary = coloured_run(arguments.prompt, arguments.max_new_tokens, arguments.seed, arguments.lookahead)
     arguments.out.write_text(svg(pieces, summary), encoding="utf-8")
     print(f"{arguments.out}: {summary}")
 
