@@ -51,6 +51,8 @@ def run_pytest(tmp_path):
 
     def run(body, *arguments, **environment):
         (tmp_path / "test_mine.py").write_text(ADAPTERS + body)
+        # Empty, and there only to end pytest's search for a project: under nox this folder lies inside ours.
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COVERAGE_", "COV_"))
         }
