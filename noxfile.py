@@ -33,12 +33,12 @@ PACKAGES = (
     "specsampling_conformance",
 )
 
-# What the tests of a framework install. The core's own tests run once more with each, because verification and
-# sampling are the same code in every array namespace.
+# What the tests of a framework install, and which folders of tests they run. The core's own run once more with each,
+# because verification and sampling are the same code in every array namespace.
 FRAMEWORKS = {
-    "numpy": (),
-    "torch": ("torch", "transformers"),
-    "jax": ("jax",),
+    "numpy": ((), ("specsampling", "specsampling_numpy", "specsampling_conformance")),
+    "torch": (("torch", "transformers"), ("specsampling", "specsampling_numpy", "specsampling_torch")),
+    "jax": (("jax",), ("specsampling", "specsampling_jax")),
 }
 
 # Backends that the conformance suite certifies: those with an entry point.
@@ -122,14 +122,14 @@ def wheel(session: nox.Session) -> None:
 @nox.parametrize("framework", by_name(FRAMEWORKS))
 def tests(session: nox.Session, framework: str) -> None:
     """Run the tests with one framework installed, recording coverage; arguments after -- go to pytest."""
-    install_wheel(session, *FRAMEWORKS[framework], extras="conformance", groups=("test",))
-    folders = [ROOT / "tests" / package for package in PACKAGES]
+    requirements, folders = FRAMEWORKS[framework]
+    install_wheel(session, *requirements, extras="conformance", groups=("test",))
     COVERAGE.mkdir(parents=True, exist_ok=True)
     pytest(
         session,
         *("--cov", "--cov-config", str(ROOT / "pyproject.toml"), "--cov-report=", "--cov-fail-under=0"),
         *("--numprocesses", "auto", "--dist", "worksteal"),
-        *(str(folder) for folder in folders if folder.exists()),
+        *(str(ROOT / "tests" / folder) for folder in folders),
         COVERAGE_FILE=str(COVERAGE / f".coverage.{framework}"),
     )
 
