@@ -4,6 +4,7 @@ Tests never see the packages in the work tree: a session installs the wheel that
 temporary folder, and ``tests/conftest.py`` refuses packages that were not imported from site-packages.
 """
 
+import json
 import shutil
 import zipfile
 from collections.abc import Iterable
@@ -43,6 +44,9 @@ FRAMEWORKS = {
 
 # Backends that the conformance suite certifies: those with an entry point.
 BACKENDS = ("numpy", "torch", "jax")
+
+# Projects of third parties, complete, in conformance/template.
+TEMPLATES = ("smallest", "recurrent")
 
 # The arrays of the tests are tiny and pytest has a worker for each core: more threads only get in each other's way.
 SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -148,6 +152,33 @@ def conformance(session: nox.Session, backend: str) -> None:
         *session.posargs,
         env=SINGLE_THREAD,
     )
+
+
+@nox.session(requires=["wheel"])
+@nox.parametrize("project", by_name(TEMPLATES))
+def template(session: nox.Session, project: str) -> None:
+    """Build a template project from a copy, install it beside the wheel, run its tests and certify it."""
+    install_wheel(session, extras="conformance", groups=("package",))
+    copy = Path(session.create_tmp()) / project
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT / "conformance" / "template" / project, copy)
+    session.run("python", "-m", "build", "--wheel", str(copy), silent=True)
+    (built,) = copy.glob("dist/*.whl")
+    session.install("--force-reinstall", "--no-deps", str(built))
+    session.run("python", "-m", "pip", "check")
+    (copy / f"specsampling_{project}.py").unlink()  # from here on only the wheel can be imported
+    session.chdir(copy)
+    session.run("pytest", "--strict-markers", *session.posargs, env=SINGLE_THREAD)
+    report = REPORTS / f"template-{project}.json"
+    REPORTS.mkdir(exist_ok=True)
+    session.run(
+        *("python", "-m", "specsampling_conformance", "--backend", project, "--json", str(report)),
+        *(["--checkpoint", "demo"] if (copy / "demo").exists() else []),
+        env=SINGLE_THREAD,
+    )
+    level = json.loads(report.read_text(encoding="utf-8"))["level"]
+    if level != "exact":
+        session.error(f"the template {project!r} must reach the level exact, got {level}")
 
 
 @nox.session
