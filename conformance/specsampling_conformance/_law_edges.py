@@ -4,14 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from specsampling import CapabilityError, CounterSource, PromptLookup, RandomSource, Sampling, UniformRandomness
+from specsampling import CapabilityError, CounterSource, PromptLookup, RandomSource, UniformRandomness
 from specsampling_conformance._cast import Cast, cast, eager, sequence_tolerance
 from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
 from specsampling_conformance._decisions import Rounding, replay_round
 from specsampling_conformance._enumeration import Scenario, enumerate_laws
 from specsampling_conformance._law_compare import compare
 from specsampling_conformance._oracle import NextTokenLaw, outcome_law
-from specsampling_conformance._replays import FixedSource, Players, hold, rounding_for, run_rounds
+from specsampling_conformance._replays import FixedSource, Players, SwitchedSource, hold, play, rounding_for
+from specsampling_conformance._situations import sampling_of
 
 __all__ = ["EDGES"]
 
@@ -40,23 +41,21 @@ def _rows(subject: Subject, wanted: int) -> int:
 def _support(subject: Subject) -> Measured:
     models = cast(subject, "four")
     vocab_size, emitted = models.target.vocab_size, 0
-    for uniform in EDGES:
-        for settings in _SETTINGS:
-            for drafter in (models.draft, PromptLookup(), None):
-                rows = _rows(subject, vocab_size)
-                prompts = [[token % vocab_size, 0, token % vocab_size] for token in range(rows)]
-                rounds = run_rounds(
-                    subject,
-                    models.target,
-                    drafter,
-                    prompts,
-                    max_new_tokens=5,
-                    schedule=(2, 0),
-                    source=FixedSource(uniform),
-                    sampling=Sampling(**settings),
-                )
-                law = models.scores["target"].law(**settings)
-                for one in rounds:
+    kinds = [(token, settings) for settings in _SETTINGS for token in range(vocab_size)]
+    size = _rows(subject, len(kinds))
+    for drafter in (models.draft, PromptLookup(), None):
+        for start in range(0, len(kinds), size):
+            rows = kinds[start : start + size]
+            source = SwitchedSource(FixedSource(0.5))
+            decoder = subject.engine.decoder(
+                models.target, drafter, randomness=source, sampling=sampling_of([settings for _, settings in rows])
+            )
+            for uniform in EDGES:
+                source.source = FixedSource(uniform)
+                prompts = [[token, 0, token] for token, _ in rows]
+                for one in play(decoder, prompts, max_new_tokens=5, schedule=(2, 0)):
+                    settings = rows[one.row][1]
+                    law = models.scores["target"].law(**settings)
                     _check_possible(one.text, one.tokens, law, vocab_size, f"u = {uniform!r}, {settings or 'defaults'}")
                     emitted += len(one.tokens)
     return Measured(n=emitted)
@@ -84,17 +83,12 @@ def _self_draft(subject: Subject) -> Measured:
         1e-9, 8 * min(models.delta, 0.1), 8 * float(np.finfo(np.float32).eps) * (subject.dtype != "float64")
     )
     tested = 0
+    source = SwitchedSource(FixedSource(0.5))
+    decoder = subject.engine.decoder(models.target, models.target, randomness=source)
+    prompts = [[token % models.target.vocab_size] for token in range(_rows(subject, 3))]
     for uniform in (EDGES[0], 0.5, top):
-        rows = _rows(subject, 3)
-        rounds = run_rounds(
-            subject,
-            models.target,
-            models.target,
-            [[token % models.target.vocab_size] for token in range(rows)],
-            max_new_tokens=7,
-            schedule=(3, 1),
-            source=FixedSource(uniform),
-        )
+        source.source = FixedSource(uniform)
+        rounds = play(decoder, prompts, max_new_tokens=7, schedule=(3, 1))
         for one in rounds:
             whole = min(one.lookahead, one.limit - 1) + 1
             tested += whole - 1
@@ -133,23 +127,21 @@ def _decisions(subject: Subject) -> Measured:
     rounding = rounding_for(subject.dtype, min(models.delta, 1e-2))
     laws = models.scores["target"].law(), models.scores["draft"].law()
     held = 0
-    for prompt in ((0,), (1, 2), (2, 1, 0)):
+    source = SwitchedSource(FixedSource(0.5))
+    decoder = subject.engine.decoder(models.target, models.draft, randomness=source)
+    size = _rows(subject, 8)
+    for text in ((0,), (1, 2), (2, 1, 0)):
+        prompt = tuple(token % models.target.vocab_size for token in text)
         for side in (-1, 1):
             uniforms = _beside(prompt, laws, side, rounding)
-            rows = range(len(uniforms)) if _rows(subject, 8) > 1 else range(1)
-            source = _ScriptedSource({(row, 0): uniforms[row] for row in rows})
-            rounds = run_rounds(
-                subject,
-                models.target,
-                models.draft,
-                [list(prompt) for _ in rows],
-                max_new_tokens=3,
-                schedule=(2,),
-                source=source,
-            )
-            first = [one for one in rounds if one.round == 0]
-            hold(first, Players(models.target, models.draft, *laws), source, rounding)
-            held += len(first)
+            for start in range(0, len(uniforms), size):
+                # Rows that have no uniforms of their own fill the batch, so that every batch is as large.
+                chosen = dict(enumerate(uniforms[start : start + size]))
+                source.source = scripted = _ScriptedSource({(row, 0): chosen[row] for row in chosen})
+                rounds = play(decoder, [list(prompt)] * size, max_new_tokens=3, schedule=(2,))
+                first = [one for one in rounds if one.round == 0 and one.row in chosen]
+                hold(first, Players(models.target, models.draft, *laws), scripted, rounding)
+                held += len(first)
     return Measured(n=held, values={"delta": models.delta})
 
 
@@ -233,25 +225,17 @@ def _compiled_replay(subject: Subject) -> Measured:
     target = _compiled(models)
     rows, tokens, differing = _rows(subject, 16), 0, 0
     rounding = rounding_for(subject.dtype, models.delta)
-    sources: list[Any] = [CounterSource(subject.check_seed("T1.compiled.replay")), *map(FixedSource, EDGES)]
-    for source in sources:
-        runs = [
-            run_rounds(
-                subject,
-                model,
-                models.draft,
-                [[row % 3] for row in range(rows)],
-                max_new_tokens=8,
-                schedule=(3, 0, 2),
-                source=source,
-            )
-            for model in (target, eager(target))
-        ]
+    source = SwitchedSource(FixedSource(0.5))
+    decoders = [subject.engine.decoder(model, models.draft, randomness=source) for model in (target, eager(target))]
+    prompts = [[row % models.target.vocab_size] for row in range(rows)]
+    for fixed in (CounterSource(subject.check_seed("T1.compiled.replay")), *map(FixedSource, EDGES)):
+        source.source = fixed
+        runs = [play(decoder, prompts, max_new_tokens=8, schedule=(3, 0)) for decoder in decoders]
         tokens += sum(len(one.tokens) for one in runs[0])
         if runs[0] == runs[1]:
             continue
         differing += 1
         players = Players(target, models.draft, models.scores["target"].law(), models.scores["draft"].law())
         for run in runs:
-            hold(run, players, source, rounding, most_unsure=1.0)
+            hold(run, players, fixed, rounding, most_unsure=1.0)
     return Measured(n=tokens, values={"runs_with_differences": differing})

@@ -6,13 +6,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specsampling import Model, RandomSource, Sampling, UniformRandomness
+from specsampling import Decoder, Model, Randomness, RandomSource, Sampling, UniformRandomness
 from specsampling_conformance._checks import CheckFailure, Measured, Subject
 from specsampling_conformance._decisions import Rounding, first_mismatch, replay_round
 from specsampling_conformance._host import host_copy
 from specsampling_conformance._oracle import NextTokenLaw, Scores, lookup_proposal
 
-__all__ = ["BlockScores", "FixedSource", "Players", "Replayed", "STEPS", "hold", "rounding_for", "run_rounds"]
+__all__ = [
+    "BlockScores",
+    "FixedSource",
+    "Players",
+    "Replayed",
+    "STEPS",
+    "SwitchedSource",
+    "hold",
+    "play",
+    "rounding_for",
+    "run_rounds",
+]
 
 STEPS = {"float64": 1e-12}
 """Resolution of uniforms and running sums, by dtype; of the others that of float32."""
@@ -48,6 +59,23 @@ class FixedSource(RandomSource):
     def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> UniformRandomness:  # noqa: ARG002
         """Return the round's randomness."""
         return UniformRandomness(np.full((len(row_ids), 2 * lookahead + 1, 3), self.uniform), lookahead)
+
+
+class SwitchedSource(RandomSource):
+    """A source that passes on to another, which may be exchanged: a decoder compiles once for all of them.
+
+    Parameters
+    ----------
+    source : RandomSource
+        The first one.
+    """
+
+    def __init__(self, source: RandomSource) -> None:
+        self.source = source
+
+    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> Randomness:
+        """Return what the source of the moment returns."""
+        return self.source.begin_round(row_ids, rounds, lookahead)
 
 
 class Players(NamedTuple):
@@ -104,15 +132,27 @@ def run_rounds(
     row_ids: Sequence[int] | None = None,
     sampling: Sampling | None = None,
 ) -> list[Replayed]:
-    """Run a decoder to its end and return what every row did in every round."""
+    """Build a decoder, run it to its end and return what every row did in every round."""
     decoder = subject.engine.decoder(target, drafter, randomness=source, sampling=sampling)
+    return play(decoder, prompts, max_new_tokens=max_new_tokens, schedule=schedule, row_ids=row_ids)
+
+
+def play(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    schedule: Sequence[int],
+    row_ids: Sequence[int] | None = None,
+) -> list[Replayed]:
+    """Run a decoder to its end and return what every row did in every round."""
     state = decoder.init(prompts, max_new_tokens=max_new_tokens, max_lookahead=max(schedule), row_ids=row_ids)
     texts = [tuple(int(token) for token in prompt) for prompt in prompts]
     starts = [len(text) for text in texts]
     rounds: list[Replayed] = []
     number = 0
     while not state.is_done:
-        lookahead = schedule[number % len(schedule)] if drafter is not None else 0
+        lookahead = schedule[number % len(schedule)] if decoder.drafter is not None else 0
         state, info = decoder.step(state, lookahead=lookahead)
         for index, row in enumerate(info.rows.tolist()):
             tokens = info.tokens[index, : info.num_emitted[index]].tolist()

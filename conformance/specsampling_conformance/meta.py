@@ -178,7 +178,8 @@ def plain_laws(fault: Fault, pair: str) -> tuple[NDArray[np.float64], NDArray[np
         if len(tokens) != expected.ndim:
             return None
         got[tokens] = probability
-    return got, expected
+    # Rows that disturb each other have no law of their own: their probabilities do not even sum to one.
+    return got / got.sum(), expected
 
 
 def num_sequences(got: NDArray[np.float64], expected: NDArray[np.float64], seed: int = 0) -> int | None:
@@ -189,7 +190,7 @@ def num_sequences(got: NDArray[np.float64], expected: NDArray[np.float64], seed:
         process = EProcess(expected)
         step = _STEP
         while not process.rejected and process.num_samples < _MOST_SEQUENCES:
-            drawn = rng.multinomial(step, got.ravel() / got.sum())
+            drawn = rng.multinomial(step, got.ravel())
             process.update(drawn.reshape(got.shape))
             step = max(_STEP, process.num_samples // 8)
         needed.append(process.num_samples if process.rejected else 2 * _MOST_SEQUENCES)
