@@ -155,6 +155,16 @@ def conformance(session: nox.Session, backend: str) -> None:
 
 
 @nox.session(requires=["wheel"])
+def meta(session: nox.Session) -> None:
+    """Test the suite itself: every planted fault must be killed and every control pass; writes docs/fault-matrix.md."""
+    install_wheel(session, extras="conformance")
+    page = ROOT / "docs" / "fault-matrix.md"
+    session.run(
+        "python", "-m", "specsampling_conformance.meta", "--write", str(page), *session.posargs, env=SINGLE_THREAD
+    )
+
+
+@nox.session(requires=["wheel"])
 @nox.parametrize("project", by_name(TEMPLATES))
 def template(session: nox.Session, project: str) -> None:
     """Build a template project from a copy, install it beside the wheel, run its tests and certify it."""
