@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 
 
 def _pair(name: str, vocab_size: int) -> Pair:
-    folder = Path(str(importlib.resources.files(__package__))) / "pairs" / name
+    folder = Path(str(importlib.resources.files("specsampling_conformance"))) / "pairs" / name
     return Pair(name, vocab_size, folder / "target", folder / "draft")
 
 

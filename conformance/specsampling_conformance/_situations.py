@@ -17,9 +17,9 @@ from specsampling_conformance._oracle import lookup_proposal, outcome_law, refer
 from specsampling_conformance._trial import tolerance_for
 
 __all__ = [
-    "SITUATIONS",
     "Enumerated",
     "Row",
+    "SITUATIONS",
     "Situation",
     "Suspicion",
     "enumerated",
