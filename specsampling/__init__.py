@@ -40,7 +40,7 @@ from specsampling._state import DecoderState
 from specsampling._theory import best_lookahead, expected_speedup, expected_tokens
 
 CONTRACT_VERSION = "1.0"
-"""Version of the model contract (docs/contract.md); adapters and the conformance suite compare it."""
+"""Version of the model contract (docs/contract.md); the conformance suite reports it."""
 
 __version__ = "0.1.0"
 

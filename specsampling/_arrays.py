@@ -8,7 +8,18 @@ import numpy as np
 
 from specsampling._model import Array
 
-__all__ = ["device", "is_host", "move", "namespace", "pad_last", "pick", "take_along_axis", "take_rows", "to_host"]
+__all__ = [
+    "device",
+    "is_host",
+    "marker",
+    "move",
+    "namespace",
+    "pad_last",
+    "pick",
+    "take_along_axis",
+    "take_rows",
+    "to_host",
+]
 
 
 def namespace(*arrays: Array) -> Any:
@@ -25,6 +36,12 @@ def device(x: Array) -> Any:
     if is_host(x) or array_api_compat.is_jax_array(x):
         return None
     return array_api_compat.device(x)
+
+
+def marker(x: Array) -> Array:
+    """Return an empty array in the namespace, dtype and device of `x` that keeps none of its memory alive."""
+    xp = namespace(x)
+    return xp.asarray(xp.reshape(x[:0, ...], (0,)), copy=True)
 
 
 def take_along_axis(x: Array, index: Array, axis: int) -> Array:

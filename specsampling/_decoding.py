@@ -12,7 +12,7 @@ from specsampling._drafting import Context, Drafter, ModelDrafter
 from specsampling._errors import CapabilityError
 from specsampling._feeding import feed
 from specsampling._metering import MeteredDrafter, MeteredModel
-from specsampling._model import Model
+from specsampling._model import Capabilities, Model
 from specsampling._random import CounterSource, RandomSource
 from specsampling._requests import (
     as_choices,
@@ -40,7 +40,7 @@ class Lookahead(Protocol):
     Attributes
     ----------
     choices : tuple of int
-        Every value it may return, so that compiled rounds can be warmed up.
+        Every value it may return: the caches get room for the largest, and any other is refused.
     """
 
     choices: tuple[int, ...]
@@ -199,7 +199,7 @@ class Decoder:
             For prompts that are empty or hold ids out of range, and for a row whose prompt and `max_new_tokens` pass
             the target's context limit; the message names the row.
         CapabilityError
-            If a model cannot roll back far enough for `max_lookahead`.
+            If a model cannot roll back far enough for `max_lookahead`, or declares that it cannot hold such a batch.
         """
         ids = as_prompts(prompts, self.target.vocab_size)
         batch_size = len(ids)
@@ -210,9 +210,10 @@ class Decoder:
         if self.drafter is None:
             largest = 0
         self._check_rollback(largest)
+        self._check_batch(batch_size)
         self.sampling.check_rows(batch_size)
         if self.draft_sampling is not None:
-            self.draft_sampling.check_rows(batch_size)
+            self.draft_sampling.check_rows(batch_size, "draft_sampling")
         self._check_limits(prompt_lengths, limits)
 
         capacity = int(prompt_lengths.max()) + int(limits.max()) + largest + 1
@@ -231,7 +232,7 @@ class Decoder:
             rounds=np.zeros(batch_size, dtype=np.int64),
             finished=np.where(limits == 0, LENGTH, RUNNING).astype(np.int8),
             rows=np.arange(batch_size),
-            carry=RoundCarry(fed.cache, drafter_state, None if fed.like is None else fed.like[:, :0, 0]),
+            carry=RoundCarry(fed.cache, drafter_state, fed.like),
             max_lookahead=largest,
             permit=[True],
         )
@@ -356,6 +357,21 @@ class Decoder:
         reasons = check_compatibility(self.target, self.drafter, lookahead=lookahead, pad_vocab=True)
         if reasons:
             raise CapabilityError(reasons[0])
+
+    def _check_batch(self, batch_size: int) -> None:
+        for name, model in (("target", self.target), ("draft", getattr(self.drafter, "model", None))):
+            declared: Capabilities | None = getattr(model, "capabilities", None)
+            if declared is None or batch_size == 1:
+                continue
+            if not declared.per_row_rollback:
+                raise CapabilityError(
+                    f"the {name} rolls all rows back together (`per_row_rollback` is False), so that only batches of one "
+                    f"can be decoded, got {batch_size} prompts"
+                )
+            if declared.max_batch_size is not None and batch_size > declared.max_batch_size:
+                raise CapabilityError(
+                    f"the {name} holds at most {declared.max_batch_size} rows (`max_batch_size`), got {batch_size} prompts"
+                )
 
     def _check_limits(self, prompt_lengths: np.ndarray, limits: np.ndarray) -> None:
         for row in np.nonzero(limits < self.min_new_tokens)[0].tolist():

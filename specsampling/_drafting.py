@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from specsampling._arrays import is_host, move, namespace, take_rows, to_host
+from specsampling._arrays import is_host, marker, move, namespace, take_rows, to_host
 from specsampling._feeding import feed, gather_block
 from specsampling._model import Array, Model
 from specsampling._random import Label, Purpose, Randomness
@@ -187,7 +187,7 @@ class ModelDrafter:
         block = gather_block(context.tokens, held, lengths, width)
         block = xp.where(block < self.vocab_size, block, xp.zeros_like(block))
         logits, cache = self._score(cache, move(block, state.like))
-        like = logits[:0, 0, 0]
+        like = marker(logits)
         last_logits = logits[:, 0, :]
         if width > 1:
             # A row that lacks nothing (past the context limit) reads any column: it will propose nothing.

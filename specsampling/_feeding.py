@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsampling._arrays import move, namespace, take_along_axis
+from specsampling._arrays import marker, move, namespace, take_along_axis
 from specsampling._model import Array, Model
 
 __all__ = ["CHUNK", "Fed", "feed", "gather_block"]
@@ -57,7 +57,7 @@ def feed(
             return Fed(cache, like, num_calls)
         block = gather_block(tokens, start, stop, width)
         logits, cache = model.score(cache, move(block, like), num_logits=0)
-        like = logits
+        like = marker(logits)
         num_calls += 1
         start = np.minimum(start + width, stop)
         if int(missing.min()) < width:

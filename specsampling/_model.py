@@ -22,7 +22,8 @@ class Model(Protocol[CacheT]):
     ``select(cache, rows) -> cache``
         Keep only these rows (integer array, host or device), in this order.
     ``compile_round(drafter, sampling, lookahead) -> callable``
-        A callable with exactly the signature of :func:`specsampling.decode_round`.
+        A callable with exactly the signature of :func:`specsampling.decode_round`. The three arguments say what to
+        prepare for; each call's own arguments, log-probabilities and end-token bans included, are what it must honour.
     ``capabilities : Capabilities``
         What the adapter declares about itself, for the conformance suite.
 

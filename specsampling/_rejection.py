@@ -120,6 +120,8 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
         draft_probs = xp.astype(draft_probs, dtype, copy=False)
 
     vocab_size = target_probs.shape[-1]
+    # A drafter that claims more than it wrote would have the bonus token drawn from a residual.
+    num_tokens = xp.clip(num_tokens, 0, lookahead)
     slots = xp.arange(lookahead, device=device(tokens))
     # A slot that holds no proposal, or an id that the target lacks, has probability zero and is rejected with
     # certainty: neither needs a mask of its own further on.

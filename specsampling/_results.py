@@ -128,7 +128,7 @@ class Stats:
     draft_calls : int
         Scoring calls of the draft model, those that read the prompts included.
     proposed : int
-        Tokens proposed: the sum of `num_tokens` over row-rounds.
+        Tokens proposed: the sum of `num_tokens` over row-rounds, each after the cut to the room before the row's limit.
     tested : int
         Slots up to and including the first rejection or the token that ended the row.
     accepted : int

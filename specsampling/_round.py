@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from specsampling._arrays import device, move, namespace, pad_last, pick, take_along_axis, to_host
+from specsampling._arrays import device, marker, move, namespace, pad_last, pick, take_along_axis, to_host
 from specsampling._drafting import Context, Drafter
 from specsampling._model import Array, Model
 from specsampling._random import Randomness
@@ -211,6 +211,7 @@ def decode_round(
     tokens, num_tokens, limits = (move(x, logits) for x in (tokens, num_tokens, limits))
     num_tokens = xp.astype(num_tokens, tokens.dtype, copy=False)
     limits = xp.astype(limits, tokens.dtype, copy=False)
+    num_tokens = xp.clip(num_tokens, 0, lookahead)  # what a drafter claims beyond its block does not exist
     num_tokens = xp.where(num_tokens < limits, num_tokens, limits - 1)
     num_tokens = xp.where(limits > 0, num_tokens, 0)
     processed_logits = logits if end_bans is None else _ban(logits, move(end_bans, logits), end_tokens)
@@ -252,7 +253,7 @@ def decode_round(
         draft_calls=draft_calls,
         is_point_mass=draft_probs is None,
     )
-    return output, RoundCarry(cache, drafter_state, verdict.next_token)
+    return output, RoundCarry(cache, drafter_state, marker(logits))
 
 
 def _ban(logits: Array, end_bans: Array, end_tokens: tuple[int, ...]) -> Array:

@@ -113,11 +113,11 @@ class Sampling:
             min_p=take(self.min_p),
         )
 
-    def check_rows(self, batch_size: int) -> None:
-        """Raise ValueError unless settings given per row are for `batch_size` rows."""
+    def check_rows(self, batch_size: int, name: str = "sampling") -> None:
+        """Raise ValueError, under the argument's `name`, unless settings given per row are for `batch_size` rows."""
         if self._plan.num_rows not in (None, batch_size):
             raise ValueError(
-                f"`sampling` must hold one value per setting, or one per row of the batch ({batch_size}), "
+                f"`{name}` must hold one value per setting, or one per row of the batch ({batch_size}), "
                 f"got values for {self._plan.num_rows} rows"
             )
 

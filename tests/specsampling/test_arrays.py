@@ -8,6 +8,7 @@ import pytest
 from specsampling._arrays import (
     device,
     is_host,
+    marker,
     move,
     namespace,
     pad_last,
@@ -181,3 +182,14 @@ verdict = verify(Proposal(tokens, num_tokens, draft_probs), target_probs, Unifor
 assert verdict.next_token.devices() == verdict.num_accepted.devices() == {second}
 """
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 0, 4)])
+def test_a_marker_says_where_an_array_lives_and_keeps_nothing_of_it(framework, shape):
+    x = framework.asarray(np.ones(shape))
+    where = marker(x)
+    assert tuple(where.shape) == (0,)
+    assert namespace(where) is namespace(x)
+    assert where.dtype == x.dtype
+    if is_host(where):
+        assert where.base is None or where.base.size == 0

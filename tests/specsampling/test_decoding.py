@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specsampling import (
+    Capabilities,
     CapabilityError,
     CounterSource,
     Decoder,
@@ -505,3 +506,31 @@ def test_validation_finds_a_drafter_that_lies(toys):
     decoder = Decoder(toys.random_table(5), Liar([[1]]), lookahead=1, validate=True)
     with pytest.raises(ValueError, match="probability 0 to the proposed token 1 in row 0, slot 0"):
         decoder.step(decoder.init([0], max_new_tokens=4))
+
+
+class Declared(TableModel):
+    def __init__(self, **declared):
+        super().__init__(np.array([0.5, 0.5]))
+        self.capabilities = Capabilities(**declared)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("declared", [{"per_row_rollback": False}, {"max_batch_size": 2}])
+def test_a_batch_that_a_model_says_it_cannot_hold_is_refused_before_the_first_round(role, declared):
+    able, unable = TableModel(np.array([0.5, 0.5])), Declared(**declared)
+    decoder = Decoder(unable, able) if role == "target" else Decoder(able, unable)
+    assert decoder.init([0], max_new_tokens=2).lengths.tolist() == [1]
+    with pytest.raises(CapabilityError, match=f"the {role} .*{next(iter(declared))}.* got 3 prompts"):
+        decoder.init([[0], [1], [0]], max_new_tokens=2)
+
+
+def test_a_batch_up_to_the_declared_limit_is_held():
+    decoder = Decoder(Declared(max_batch_size=2), None)
+    assert decoder.init([[0], [1]], max_new_tokens=2).lengths.tolist() == [1, 1]
+
+
+def test_settings_for_another_number_of_rows_are_refused_by_their_own_name():
+    model = TableModel(np.array([0.5, 0.5]))
+    decoder = Decoder(model, model, draft_sampling=Sampling(temperature=[1.0, 0.5]))
+    with pytest.raises(ValueError, match="`draft_sampling`"):
+        decoder.init([0], max_new_tokens=2)

@@ -667,3 +667,22 @@ def test_records_name_what_they_count():  # fault #149
         "num_accepted",
         "next_token",
     )
+
+
+@pytest.mark.parametrize("claimed", [2, 7])
+def test_tokens_that_a_drafter_claims_beyond_its_block_do_not_exist(claimed: int) -> None:
+    draft_probs = np.array([[[0.5, 0.5]]])
+    target_probs = np.array([[[0.5, 0.5], [0.9, 0.1]]])
+    randomness = Recording(uniforms(1, 1), 1)
+    verdict = verify(Proposal(np.array([[0]]), np.array([claimed]), draft_probs), target_probs, randomness)
+    assert verdict.num_accepted.tolist() == [1]
+    # The bonus token is drawn from the target's own row, not from a residual.
+    np.testing.assert_array_equal(dict(randomness.questions)[RESAMPLE], target_probs[:, 1])
+
+
+def test_a_negative_number_of_tokens_is_none() -> None:
+    target_probs = np.array([[[0.5, 0.5], [0.9, 0.1]]])
+    randomness = Recording(uniforms(1, 1), 1)
+    verdict = verify(Proposal(np.array([[0]]), np.array([-1]), None), target_probs, randomness)
+    assert verdict.num_accepted.tolist() == [0]
+    np.testing.assert_array_equal(dict(randomness.questions)[RESAMPLE], target_probs[:, 0])

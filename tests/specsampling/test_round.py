@@ -824,10 +824,8 @@ def test_compiled_round_gives_the_tokens_of_the_eager_one(lookahead, logprobs):
         batch = begin(target, drafter, prompts)
         cache = draft.init_cache(3, 24)
         _, cache = draft.score(cache, batch.tokens[:, :2], num_logits=0)
-        like = jax.numpy.zeros(3, jax.numpy.int32)
-        state = drafter.init(3, 24)._replace(
-            cache=cache, num_held=np.full(3, 2, np.int32), like=jax.numpy.zeros(0, np.float32)
-        )
+        like = jax.numpy.zeros(0, np.float32)
+        state = drafter.init(3, 24)._replace(cache=cache, num_held=np.full(3, 2, np.int32), like=like)
         states[kind] = RoundCarry(batch.carry.target_cache, state, like), batch.tokens, batch.lengths
     for step in range(4):
         outputs = {}
