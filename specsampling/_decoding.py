@@ -365,12 +365,13 @@ class Decoder:
                 continue
             if not declared.per_row_rollback:
                 raise CapabilityError(
-                    f"the {name} rolls all rows back together (`per_row_rollback` is False), so that only batches of one "
-                    f"can be decoded, got {batch_size} prompts"
+                    f"the {name} rolls all rows back together (`per_row_rollback` is False) and can decode only batches "
+                    f"of one, got {batch_size} prompts"
                 )
             if declared.max_batch_size is not None and batch_size > declared.max_batch_size:
                 raise CapabilityError(
-                    f"the {name} holds at most {declared.max_batch_size} rows (`max_batch_size`), got {batch_size} prompts"
+                    f"the {name} holds at most {declared.max_batch_size} rows (`max_batch_size`), "
+                    f"got {batch_size} prompts"
                 )
 
     def _check_limits(self, prompt_lengths: np.ndarray, limits: np.ndarray) -> None:
