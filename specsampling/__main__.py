@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from specsampling._cli import _generate
 from specsampling._cli._arguments import build_parser
@@ -32,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, 2 for input that cannot be used (one line on stderr says why), 130 when interrupted.
     """
+    # Python sets a stream to None that was closed before it started: what goes there goes nowhere.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
     arguments = build_parser().parse_args(argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -47,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has left. Python flushes stdout once more at exit, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    except (SpecSamplingError, ValueError, TypeError, OSError) as error:
-        message = " ".join(str(error).split())
+    except (SpecSamplingError, ValueError, TypeError, OSError, MemoryError) as error:
+        message = " ".join(str(error).split()) or "not enough memory"  # the one of these that may come without words
         print(f"specsampling: error: {message}", file=sys.stderr)
         return 2
 

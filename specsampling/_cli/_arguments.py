@@ -23,6 +23,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print what was wrong and leave with status 2."""
+        if message.startswith(("unrecognized", "ambiguous")):
+            message += "; a prompt that begins with - goes last, after --"
         self.exit(2, f"specsampling: error: {message} (see {self.prog} --help)\n")
 
 

@@ -88,6 +88,9 @@ def prepare(arguments: Namespace) -> Task:
         temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p, min_p=arguments.min_p
     )
     prompt = _prompt(arguments.prompt)
+    for option in ("target", "draft"):
+        if getattr(arguments, option) == "":
+            raise ValueError(f"`--{option}` must name a checkpoint, got ''")
     draft = arguments.draft or ("lookup" if arguments.target else str(bundled("draft")))
     if arguments.compare and draft == "none":
         raise ValueError("`--compare` needs a draft to compare with plain decoding, got --draft none")
@@ -105,12 +108,13 @@ def prepare(arguments: Namespace) -> Task:
     prompt_ids = tokenizer.encode(prompt)
     if not prompt_ids:
         raise ValueError("`PROMPT` must not be empty")
+    ends = end_tokens(checkpoint, target.vocab_size) if arguments.end_token is None else arguments.end_token
     options = {
         "lookahead": arguments.lookahead,
         "sampling": sampling,
         "max_new_tokens": arguments.max_new_tokens,
         "min_new_tokens": arguments.min_new_tokens,
-        "end_tokens": end_tokens(checkpoint) if arguments.end_token is None else tuple(arguments.end_token),
+        "end_tokens": tuple(ends),
         "stop_sequences": tuple(tuple(tokenizer.encode_bare(text)) for text in arguments.stop),
         "pad_vocab": arguments.pad_vocab,
         "seed": seed,
@@ -209,6 +213,8 @@ def _load(role: str, backend: str, checkpoint: Path, arguments: Namespace) -> Mo
 def _prompt(argument: str | None) -> str:
     """Return the prompt: as given, from a pipe, or one that the bundled models know."""
     stdin = sys.stdin  # None where a program has no standard input at all
+    if stdin is None and argument == "-":
+        raise ValueError("`PROMPT` must be text where standard input is closed, got '-'")
     if stdin is not None and (argument == "-" or (argument is None and not stdin.isatty())):
         text = stdin.buffer.read().decode("utf-8", errors="surrogateescape")
         return text if text or argument == "-" else _DEFAULT_PROMPT

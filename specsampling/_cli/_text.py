@@ -129,7 +129,7 @@ class TextStream:
         return text[len(known) :]
 
 
-def end_tokens(checkpoint: Path) -> tuple[int, ...]:
+def end_tokens(checkpoint: Path, vocab_size: int) -> tuple[int, ...]:
     """Return the ids that end a text, from ``generation_config.json``, else ``config.json``, else none."""
     for name in ("generation_config.json", "config.json"):
         path = _folder(checkpoint) / name
@@ -137,18 +137,24 @@ def end_tokens(checkpoint: Path) -> tuple[int, ...]:
             continue
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"`{path}` is not valid JSON: {error}") from error
-        ids = _eos(config)
+        ids = _eos(config, path, vocab_size)
         if ids:
             return ids
     return ()
 
 
-def _eos(config: Any) -> tuple[int, ...]:
+def _eos(config: Any, path: Path, vocab_size: int) -> tuple[int, ...]:
     value = config.get("eos_token_id") if isinstance(config, dict) else None
-    values = value if isinstance(value, list) else [value]
-    return tuple(token for token in values if isinstance(token, int))
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            raise ValueError(
+                f"`{path}`: `eos_token_id` must be an id from 0 to {vocab_size - 1} or a list of those, got {token!r}; "
+                "`--end-token` takes its place"
+            )
+    return tuple(ids)
 
 
 def _folder(checkpoint: Path) -> Path:

@@ -2,6 +2,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -328,6 +329,57 @@ def test_whatever_a_loader_raises_is_reported_with_its_kind(refused, monkeypatch
 
     monkeypatch.setattr(_generate, "load_model", fail)
     assert "cannot load the target `x`: KeyError: 'hidden_size'" in refused("generate", "--target", "x")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"eos_token_id": 50256}', "generation_config.json`: `eos_token_id` must be an id from 0 to 255"),
+        ('{"eos_token_id": [10, -1]}', "or a list of those, got -1"),
+        ('{"eos_token_id": "2"}', "got '2'; `--end-token` takes its place"),
+        ('{"eos_token_id": true}', "got True"),
+        ("[" * 100_000, "generation_config.json` is not valid JSON: "),
+    ],
+)
+def test_end_tokens_that_are_no_ids_are_refused_by_file_and_key(refused, checkpoint, tmp_path, content, message):
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    (folder / "generation_config.json").write_text(content)
+    assert message in refused("generate", "ab", "--target", folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [("", "not enough memory"), ("Unable to\nallocate 9 GiB", "allocate 9 GiB")]
+)
+def test_memory_that_runs_out_is_one_line(refused, monkeypatch, checkpoint, words, said):
+    def exhaust(*_, **__):
+        raise MemoryError(words)
+
+    monkeypatch.setattr(_generate, "decode", exhaust)
+    assert said in refused("generate", "ab", "--target", checkpoint)
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_stream_swallows_what_goes_there(monkeypatch, capsys, checkpoint, closed):
+    monkeypatch.setattr(sys, closed, None)
+    status = program.main(["generate", "ab", "--target", str(checkpoint), "--max-new-tokens", "3"])
+    getattr(sys, closed).close()
+    captured = capsys.readouterr()
+    assert (status, bool(captured.out), bool(captured.err)) == (0, closed == "stderr", closed == "stdout")
+
+
+def test_a_prompt_from_a_closed_stdin_is_refused(refused, monkeypatch, checkpoint):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input is closed, got '-'" in refused("generate", "-", "--target", checkpoint)
+
+
+@pytest.mark.parametrize("option", ["target", "draft"])
+def test_an_empty_name_is_not_the_bundled_model(refused, option):
+    assert f"`--{option}` must name a checkpoint, got ''" in refused("generate", "ab", f"--{option}", "")
+
+
+def test_a_prompt_that_begins_with_a_dash_is_told_of_the_two_dashes(refused, run):
+    assert "a prompt that begins with - goes last, after --" in refused("generate", "-Romeo")
+    assert run("--max-new-tokens", 2, "--", "-Romeo")[1].startswith("-Romeo")
 
 
 def test_an_interrupt_ends_neatly(run, monkeypatch):
