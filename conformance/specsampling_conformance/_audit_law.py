@@ -24,7 +24,7 @@ Reference: TypeAlias = Model[Any] | Mapping[Tokens, float] | ArrayLike
 Sampler: TypeAlias = Callable[[list[int], int], Any]
 """A callable ``sample(prompt_ids, num_samples) -> token sequences``."""
 
-_MOST_SEQUENCES = 2**18
+_MOST_SEQUENCES = 2**16
 _MOST_CELLS = 2**22
 _SETTINGS: tuple[tuple[str, Any], ...] = (("temperature", 1.0), ("top_k", None), ("top_p", None), ("min_p", None))
 
