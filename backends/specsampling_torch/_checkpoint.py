@@ -36,9 +36,11 @@ def load_module(
         raise FileNotFoundError(f"no checkpoint directory {name!r}")
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise FileNotFoundError(f"no config.json in {name!r}: a checkpoint is a directory with that and safetensors")
-    is_placed = any(option in hf_kwargs for option in ("device_map", "tp_plan"))
+    is_placed = any(option in hf_kwargs for option in ("device_map", "tp_plan", "distributed_config"))
     if device is not None and is_placed:
-        raise ValueError("`device` cannot be combined with `device_map` or `tp_plan`, which say where the weights go")
+        raise ValueError(
+            "`device` cannot be combined with `device_map`, `tp_plan` or `distributed_config`, which place the weights"
+        )
     target = None if is_placed else torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     for_config = {key: hf_kwargs[key] for key in ("trust_remote_code", "revision", "token") if key in hf_kwargs}
     config = transformers.AutoConfig.from_pretrained(name, **for_config)

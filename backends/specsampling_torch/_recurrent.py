@@ -91,20 +91,12 @@ class SnapshotStore(RowStore):
         """Return a store of some rows, with memory of its own."""
         chosen = SnapshotStore.__new__(SnapshotStore)
         RowStore.__init__(chosen, (), 0, 0)
-        layers = []
-        for layer in self.layers:
-            if is_recurrent(layer):
-                fresh = recurrent_copy(layer, len(rows))
-                fresh_states = (fresh.conv_states, fresh.recurrent_states)
-                for states, given in zip(fresh_states, (layer.conv_states, layer.recurrent_states), strict=True):
-                    for index, state in given.items():
-                        if state is not None:
-                            states[index].copy_(state[rows.to(state.device)])
-                layers.append(fresh)
-            else:
-                layers.append(select_layer(layer, rows, chosen.place))
+        layers = [
+            recurrent_copy(layer, len(rows)) if is_recurrent(layer) else select_layer(layer, rows, chosen.place)
+            for layer in self.layers
+        ]
         Cache.__init__(chosen, layers=layers)
         chosen._slots = self._slots
         chosen._rings = [ring[:, rows.to(ring.device)] for ring in self._rings]
-        chosen._is_rolled_back = self._is_rolled_back
+        chosen._is_rolled_back = True  # the newest snapshot is the state itself
         return chosen
