@@ -4,6 +4,7 @@ Everything is checked on the headers, before a weight is read: a wrong file cost
 """
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,8 @@ class LlamaConfig:
     rms_norm_eps : float
         Added to the mean square in RMSNorm.
     tie_word_embeddings : bool
-        The output head is the embedding, transposed.
+        The output head is the embedding, transposed, unless the file holds a head: that is then used, as transformers
+        does from version 5 on.
     query_bias, output_bias, mlp_bias : bool
         Which projections carry a bias: query, key and value; attention output; all of the MLP.
     rope : dict
@@ -117,12 +119,14 @@ def read_config(checkpoint: Path) -> LlamaConfig:
         return value
 
     heads = size("num_attention_heads")
-    eps = raw.get("rms_norm_eps", 1e-6)
-    if not isinstance(eps, float | int) or eps < 0:
-        raise ValueError(f"{path}: `rms_norm_eps` must be a non-negative number, got {eps!r}")
     # transformers 5 writes both into `rope_parameters`; before it, theta stood alone and `rope_scaling` held the rest.
     scaling = _as_object(raw.get("rope_parameters") or raw.get("rope_scaling") or {}, f"{path}: `rope_parameters`")
-    rope = {"rope_theta": raw.get("rope_theta", 10000.0), "rope_type": scaling.get("type", "default"), **scaling}
+    rope = {
+        "rope_theta": raw.get("rope_theta", 10000.0),
+        "rope_type": scaling.get("type", "default"),
+        "partial_rotary_factor": raw.get("partial_rotary_factor"),
+        **scaling,
+    }
     config = LlamaConfig(
         vocab_size=size("vocab_size"),
         hidden_size=size("hidden_size"),
@@ -132,7 +136,7 @@ def read_config(checkpoint: Path) -> LlamaConfig:
         num_key_value_heads=size("num_key_value_heads", heads),
         head_dim=size("head_dim", size("hidden_size") // heads),
         max_position_embeddings=size("max_position_embeddings"),
-        rms_norm_eps=float(eps),
+        rms_norm_eps=_positive(raw.get("rms_norm_eps", 1e-6), f"{path}: `rms_norm_eps`"),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         query_bias=family == "qwen2" or bool(raw.get("attention_bias")),
         output_bias=family == "llama" and bool(raw.get("attention_bias")),
@@ -145,7 +149,8 @@ def read_config(checkpoint: Path) -> LlamaConfig:
             f"{config.head_dim}, {config.num_attention_heads} and {config.num_key_value_heads}"
         )
     sliding = raw.get("sliding_window") if family == "mistral" else raw.get("use_sliding_window")
-    if sliding or set(raw.get("layer_types") or ()) - {"full_attention"}:
+    layer_types = [] if raw.get("layer_types") is None else _as_list(raw["layer_types"], f"{path}: `layer_types`")
+    if sliding or any(kind != "full_attention" for kind in layer_types):
         raise CapabilityError(f"{path}: sliding-window attention is not supported, only full attention is")
     if raw.get("hidden_act", "silu") != "silu":
         raise CapabilityError(f"{path}: `hidden_act` must be 'silu', got {raw['hidden_act']!r}")
@@ -161,32 +166,37 @@ def rotation_frequencies(config: LlamaConfig, path: str = "config.json") -> Floa
     CapabilityError
         If the scaling is none of default, linear and llama3.
     ValueError
-        If one of its constants is missing or not a number.
+        If one of its constants is missing or not a positive finite number.
     """
     rope = config.rope
     kind = rope["rope_type"]
-    if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1) != 1:
+    if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor") not in (None, 1):
         raise CapabilityError(f"{path}: RoPE must be of type default, linear or llama3 and whole, got {rope}")
-    try:
-        frequencies = float(rope["rope_theta"]) ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
-        if kind == "default":
-            return frequencies
-        slowed = frequencies / float(rope["factor"])
-        if kind == "linear":
-            return slowed
-        # Llama 3: wavelengths short against the original context stay, long ones are stretched, between them a blend.
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        turns = float(rope["original_max_position_embeddings"]) * frequencies / (2 * np.pi)
-        keep = np.clip((turns - low) / (high - low), 0, 1)
-        return keep * frequencies + (1 - keep) * slowed
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: RoPE of type {kind!r} lacks a number or has a wrong one in {rope}") from error
+
+    def constant(key: str) -> float:
+        return _positive(rope.get(key), f"{path}: `{key}` of RoPE of type {kind!r}")
+
+    frequencies: Floats = constant("rope_theta") ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+    if kind == "default":
+        return frequencies
+    slowed = frequencies / constant("factor")
+    if kind == "linear":
+        return slowed
+    # Llama 3: wavelengths short against the original context stay, long ones are stretched, between them a blend.
+    low, high = constant("low_freq_factor"), constant("high_freq_factor")
+    if low == high:
+        raise ValueError(f"{path}: `low_freq_factor` and `high_freq_factor` must differ, got {low} for both")
+    turns = constant("original_max_position_embeddings") * frequencies / (2 * np.pi)
+    keep = np.clip((turns - low) / (high - low), 0, 1)
+    blend: Floats = keep * frequencies + (1 - keep) * slowed
+    return blend
 
 
 def open_weights(checkpoint: Path, config: LlamaConfig) -> Callable[[str], Floats]:
     """Check every tensor's name, shape and dtype against `config`, and return a function that reads one by name.
 
-    Tensors come as stored, bfloat16 raised to float32. Nothing but safetensors headers is read until then.
+    Tensors come as stored, bfloat16 raised to float32. Nothing but safetensors headers is read until then. Where the
+    config ties the head to the embedding and the file holds none, ``lm_head.weight`` is the embedding.
 
     Raises
     ------
@@ -200,6 +210,9 @@ def open_weights(checkpoint: Path, config: LlamaConfig) -> Callable[[str], Float
         found |= _read_header(path)
     source = checkpoint / "model.safetensors"
     shapes = config.shapes()
+    embedding = "model.embed_tokens.weight"
+    if config.tie_word_embeddings and "lm_head.weight" in found:
+        shapes["lm_head.weight"] = shapes[embedding]
     for name, shape in shapes.items():
         if name not in found:
             raise ValueError(f"{source}: tensor {name!r} of shape {shape} is missing")
@@ -209,10 +222,10 @@ def open_weights(checkpoint: Path, config: LlamaConfig) -> Callable[[str], Float
         if stored not in _STORED:
             raise ValueError(f"{path}: tensor {name!r} must be one of {', '.join(_STORED)}, got {stored}")
     for name, (path, _, received, _) in found.items():
-        # Old checkpoints store RoPE's frequencies, and some store a tied head twice.
-        redundant = name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
-        if name not in shapes and not redundant:
+        # Old checkpoints store RoPE's frequencies.
+        if name not in shapes and not name.endswith("rotary_emb.inv_freq"):
             raise ValueError(f"{path}: tensor {name!r} of shape {received} is not one that config.json calls for")
+    found.setdefault("lm_head.weight", found[embedding])
 
     def read(name: str) -> Floats:
         path, stored, shape, offset = found[name]
@@ -262,7 +275,7 @@ def _read_header(path: Path) -> dict[str, tuple[Path, str, tuple[int, ...], int]
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     return _as_object(content, f"the content of {path}")
 
@@ -271,3 +284,16 @@ def _as_object(value: Any, what: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     raise ValueError(f"{what} must be a JSON object, got {type(value).__name__}")
+
+
+def _as_list(value: Any, what: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    raise ValueError(f"{what} must be a list, got {value!r}")
+
+
+def _positive(value: Any, what: str) -> float:
+    is_number = isinstance(value, float | int) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= sys.float_info.max:
+        raise ValueError(f"{what} must be a positive finite number, got {value!r}")
+    return float(value)

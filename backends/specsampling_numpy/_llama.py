@@ -170,8 +170,7 @@ class NumpyModel:
 
         self._embedding = tensor("model.embed_tokens.weight")
         self._layers = [layer(index) for index in range(config.num_hidden_layers)]
-        head = self._embedding if config.tie_word_embeddings else tensor("lm_head.weight")
-        self._head = _columns(head * tensor("model.norm.weight"))
+        self._head = _columns(tensor("lm_head.weight") * tensor("model.norm.weight"))
 
     def init_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
         """Return an empty cache.

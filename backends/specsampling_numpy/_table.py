@@ -63,7 +63,8 @@ class TableModel:
     Raises
     ------
     ValueError
-        If the table's axes differ in length or a law has negative entries or does not sum to one.
+        If a size is not a positive integer, the table's axes differ in length, or a law has negative entries or does
+        not sum to one.
 
     Notes
     -----
@@ -101,6 +102,10 @@ class TableModel:
         logits: bool = False,
         dtype: str = "float64",
     ) -> None:
+        for name, size in (("vocab_size", vocab_size), ("max_length", max_length)):
+            is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
+            if size is not None and not (is_integer and size > 0):
+                raise ValueError(f"`{name}` must be a positive integer, got {size!r}")
         self.max_length = max_length
         self._dtype = np.dtype(dtype)
         if self._dtype.kind != "f":

@@ -131,14 +131,22 @@ def test_a_size_in_the_config_is_held_against_the_weights_before_memory_is_asked
         load(tmp_path)
 
 
-def test_what_old_checkpoints_store_twice_is_passed_over(tmp_path: Path, write: Write):
-    expected = logits(write(tmp_path, tie_word_embeddings=True))
-    change(
-        tmp_path,
-        lm_head__weight=np.zeros((13, 12), np.float32),
-        model__layers__0__self_attn__rotary_emb__inv_freq=np.zeros(3, np.float32),
-    )
+def test_frequencies_that_old_checkpoints_store_are_passed_over(tmp_path: Path, write: Write):
+    expected = logits(write(tmp_path))
+    change(tmp_path, model__layers__0__self_attn__rotary_emb__inv_freq=np.zeros(3, np.float32))
     np.testing.assert_array_equal(logits(tmp_path), expected)
+
+
+def test_a_head_in_the_file_is_used_even_where_the_config_ties_it(tmp_path: Path, write: Write):
+    tied = logits(write(tmp_path, tie_word_embeddings=True))
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    change(tmp_path, lm_head__weight=embedding)
+    np.testing.assert_array_equal(logits(tmp_path), tied)
+    change(tmp_path, lm_head__weight=2 * embedding)
+    np.testing.assert_array_equal(logits(tmp_path), 2 * tied)
+    change(tmp_path, lm_head__weight=embedding[1:])
+    with pytest.raises(ValueError, match=r"tensor 'lm_head.weight' must have shape \(13, 12\) by config.json"):
+        load(tmp_path)
 
 
 def test_a_broken_file_is_named(tmp_path: Path, write: Write):
@@ -147,6 +155,9 @@ def test_a_broken_file_is_named(tmp_path: Path, write: Write):
     with pytest.raises(ValueError, match=r"model.safetensors is not a sound safetensors file"):
         load(tmp_path)
     (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is not JSON"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"config.json is not JSON"):
         load(tmp_path)
     (tmp_path / "config.json").write_text("[]")
@@ -163,10 +174,32 @@ def test_a_broken_file_is_named(tmp_path: Path, write: Write):
         ({"max_position_embeddings": "16"}, "got '16'"),
         ({"head_dim": 5}, "`head_dim` must be even"),
         ({"num_key_value_heads": 3}, "a multiple of `num_key_value_heads`, got 6, 4 and 3"),
-        ({"rms_norm_eps": "small"}, "`rms_norm_eps` must be a non-negative number, got 'small'"),
+        ({"rms_norm_eps": "small"}, "`rms_norm_eps` must be a positive finite number, got 'small'"),
+        ({"rms_norm_eps": True}, "`rms_norm_eps` must be a positive finite number, got True"),
+        ({"rms_norm_eps": 0}, "`rms_norm_eps` must be a positive finite number, got 0"),
+        ({"rms_norm_eps": float("nan")}, "`rms_norm_eps` must be a positive finite number, got nan"),
+        ({"layer_types": "full_attention"}, "config.json: `layer_types` must be a list, got 'full_attention'"),
+        ({"rope_theta": -1.0}, "config.json: `rope_theta` of RoPE of type 'default' must be a positive finite number"),
+        ({"rope_theta": 10**400}, "`rope_theta` of RoPE of type 'default' must be a positive finite number"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "`factor` of RoPE .* must be a positive finite number"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 2.0,
+                    "high_freq_factor": 2,
+                    "original_max_position_embeddings": 8,
+                }
+            },
+            "config.json: `low_freq_factor` and `high_freq_factor` must differ, got 2.0 for both",
+        ),
         ({"rope_scaling": "llama3"}, "`rope_parameters` must be a JSON object, got str"),
-        ({"rope_theta": "high"}, "RoPE of type 'default' lacks a number or has a wrong one"),
-        ({"rope_scaling": {"type": "linear"}}, "RoPE of type 'linear' lacks a number"),
+        ({"rope_theta": "high"}, "`rope_theta` of RoPE of type 'default' must be a positive finite number, got 'high'"),
+        (
+            {"rope_scaling": {"type": "linear"}},
+            "`factor` of RoPE of type 'linear' must be a positive finite number, got None",
+        ),
     ],
 )
 def test_configs_that_make_no_sense_are_refused(tmp_path: Path, write: Write, config: dict, message: str):
@@ -184,6 +217,7 @@ def test_configs_that_make_no_sense_are_refused(tmp_path: Path, write: Write, co
         ({"hidden_act": "gelu"}, "`hidden_act` must be 'silu', got 'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "default, linear or llama3"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "default, linear or llama3 and whole"),
+        ({"partial_rotary_factor": 0.5}, "default, linear or llama3 and whole"),
     ],
 )
 def test_variants_that_are_not_supported_are_refused_by_name(tmp_path: Path, write: Write, config: dict, message: str):

@@ -146,3 +146,18 @@ def test_capacity_is_exact():
     _, cache = model.score(model.init_cache(1, 2), [[0, 1]])
     with pytest.raises(CacheError, match=r"row 0 holds 2 tokens and cannot take 1 more.*capacity is 2"):
         model.score(cache, [[0]])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"vocab_size": -2}, "`vocab_size` must be a positive integer, got -2"),
+        ({"vocab_size": 2.0}, "`vocab_size` must be a positive integer, got 2.0"),
+        ({"vocab_size": True}, "`vocab_size` must be a positive integer, got True"),
+        ({"vocab_size": 2, "max_length": "8"}, "`max_length` must be a positive integer, got '8'"),
+        ({"vocab_size": 2, "max_length": 0}, "`max_length` must be a positive integer, got 0"),
+    ],
+)
+def test_sizes_that_are_no_counts_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        TableModel(lambda prefix: [0.5, 0.5], **sizes)
