@@ -19,7 +19,6 @@ from specsampling import (
     Sampling,
     UniformRandomness,
     decode_round,
-    to_probs,
 )
 from specsampling_numpy import TableModel
 
@@ -852,11 +851,3 @@ def test_compiled_round_gives_the_tokens_of_the_eager_one(lookahead, logprobs):
             assert np.allclose(outputs["eager"].logprobs, outputs["compiled"].logprobs, atol=1e-5)
         assert int(outputs["compiled"].draft_calls) == lookahead
     assert num_traces == 1
-
-
-def test_top_p_of_a_block_is_that_of_each_row_alone():  # fault #121
-    logits = np.random.default_rng(0).normal(0, 2, (2, 5, 7))
-    sampling = Sampling(top_p=0.7)
-    together = to_probs(logits, sampling)
-    for row, slot in itertools.product(range(2), range(5)):
-        assert together[row, slot].tolist() == to_probs(logits[row, slot], sampling).tolist()
