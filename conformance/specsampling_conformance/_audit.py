@@ -81,7 +81,7 @@ def audit(
     batch_size : int, optional
         Sequences asked of each call.
     time_limit : float, optional
-        Seconds after which no further batch is drawn, whatever that certifies.
+        Seconds after which no further batch is drawn, whatever that certifies; one batch is always drawn.
     alpha : float, optional
         Largest probability that a sound engine is rejected, over the whole audit.
     seed : int, optional
@@ -153,15 +153,15 @@ def audit(
     known = _vocab_size(reference) if vocab_size is None else vocab_size
     stopped = "enough samples"
     while tests.sequences.num_samples < wanted:
-        if time_limit is not None and time.perf_counter() - start >= time_limit:
-            stopped = "time limit"
-            break
         size = min(batch_size, wanted - tests.sequences.num_samples)
         tests.update(_checked(sample(list(text), size), size, cells, known), cells)
         if on_look is not None:
             on_look(tests.sequences.looks[-1])
         if tests.rejected:
             stopped = "rejected"
+            break
+        if time_limit is not None and time.perf_counter() - start >= time_limit:
+            stopped = "time limit"
             break
     process = tests.sequences
     return AuditReport(
@@ -211,8 +211,6 @@ def _num_samples(num_cells: int, tv: float, num_samples: int | None, alpha: floa
 
 
 def _certified(num_cells: int, n: int, alpha: float) -> float:
-    if n == 0:
-        return 1.0
     return certified_tv(num_cells, n, alpha / 2) if num_cells > 1 else -math.expm1(math.log(BETA) / n)
 
 

@@ -113,8 +113,11 @@ class AuditReport:
     def __str__(self) -> str:
         evidence = f"ln E = {self.ln_e:.1f} of {self.threshold:.1f}"
         lines = [f"{self.name}: {'no deviation' if self.passed else 'REJECTED'} after {self.n:,} sequences, {evidence}"]
-        if self.passed:
-            lines.append(f"  certifies a total variation of {self.certified_tv:.3g} over {self.num_cells} sequences")
+        if self.passed and self.certified_tv == 1.0:
+            lines.append("  too few sequences to certify anything")
+        elif self.passed:
+            cells = f"{self.num_cells} sequences" if self.num_cells > 1 else "the one sequence"
+            lines.append(f"  certifies a total variation of {self.certified_tv:.3g} over {cells} that can occur")
         else:
             lines += [f"  {line}" for line in (self.diagnosis or "").splitlines()]
             lines += [f"  {cell}" for cell in self.worst]

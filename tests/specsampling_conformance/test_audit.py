@@ -227,9 +227,10 @@ def test_a_time_limit_certifies_what_it_had():
     assert report.certified_tv == pytest.approx(certified_tv(4, report.n, 1e-8))
 
 
-def test_without_a_sample_nothing_is_certified():
-    report = audit(drawing(LAW), LAW, time_limit=0.0)
-    assert (report.n, report.certified_tv, report.looks) == (0, 1.0, ())
+def test_one_batch_is_always_drawn_and_may_be_too_few_to_certify_anything():
+    report = audit(drawing(LAW), LAW, time_limit=0.0, batch_size=10)
+    assert (report.n, report.certified_tv, len(report.looks)) == (10, 1.0, 1)
+    assert "too few sequences" in str(report)
 
 
 def test_a_seed_is_recorded_and_replays():
