@@ -8,6 +8,7 @@ time, so sequences are drawn one by one, from one stream of torch's generator.
 import argparse
 import dataclasses
 import functools
+import hashlib
 import importlib
 import json
 import platform
@@ -186,6 +187,8 @@ def _chosen(cases: Sequence[str] | None) -> list[str]:
 
 def _described(case: TransformersCase) -> dict[str, Any]:
     described: dict[str, Any] = {"mode": case.mode, "lookahead": case.lookahead, "pair": _PAIR.name}
+    weights = b"".join((folder / "model.safetensors").read_bytes() for folder in (_PAIR.target, _PAIR.draft))
+    described["pair_sha256"] = hashlib.sha256(weights).hexdigest()[:12]
     if case.mode == "assistant":
         described["confidence_threshold"] = case.confidence_threshold
     return described | {"versions": _versions()}
