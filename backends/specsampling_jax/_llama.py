@@ -71,11 +71,12 @@ class LlamaDecoder:
     ) -> tuple[Array, tuple[Array, Array]]:
         config = self.config
         batch_size, length = positions.shape
-        kv_heads, groups = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        groups = heads // kv_heads
         x = self._normalised(x, layer["input_layernorm.weight"])
         q, k, v = (
-            _linear(layer, f"self_attn.{name}_proj", x).reshape(batch_size, length, -1, config.head_dim)
-            for name in "qkv"
+            _linear(layer, f"self_attn.{name}_proj", x).reshape(batch_size, length, count, config.head_dim)
+            for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
         )
         if config.head_norms:
             q = self._normalised(q, layer["self_attn.q_norm.weight"])
@@ -92,11 +93,13 @@ class LlamaDecoder:
         q = q.reshape(batch_size, kv_heads, groups * length, config.head_dim)
         wide = _wide(x.dtype)
         scores = jnp.einsum("bkqd,bkcd->bkqc", q, keys, preferred_element_type=wide) * config.head_dim**-0.5
-        scores = scores.reshape(batch_size, kv_heads, groups, length, -1)
+        capacity = keys.shape[2]
+        scores = scores.reshape(batch_size, kv_heads, groups, length, capacity)
         weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
-        weights = weights.reshape(batch_size, kv_heads, groups * length, -1).astype(x.dtype)
-        mixed = jnp.einsum("bkqc,bkcd->bkqd", weights, values).reshape(batch_size, kv_heads, groups, length, -1)
-        mixed = mixed.transpose(0, 3, 1, 2, 4).reshape(batch_size, length, -1)
+        weights = weights.reshape(batch_size, kv_heads, groups * length, capacity).astype(x.dtype)
+        mixed = jnp.einsum("bkqc,bkcd->bkqd", weights, values)
+        mixed = mixed.reshape(batch_size, kv_heads, groups, length, config.head_dim)
+        mixed = mixed.transpose(0, 3, 1, 2, 4).reshape(batch_size, length, heads * config.head_dim)
         return _linear(layer, "self_attn.o_proj", mixed), (keys, values)
 
     def _mlp(self, layer: Any, x: Array) -> Array:

@@ -130,7 +130,6 @@ class _CompiledRound:
 
     def __init__(self, target: JaxModel) -> None:
         self._target = target
-        self._end_tokens: tuple[int, ...] = ()
 
     def __call__(
         self,
@@ -156,14 +155,13 @@ class _CompiledRound:
         if target is not self._target:
             raise ValueError("`target` must be the model that the round was compiled for")
         context = Context(on_host(context.tokens), on_host(context.lengths).astype(np.int32))
-        self._end_tokens = end_tokens or self._end_tokens  # bans that have run out must not compile anything anew
         fixed = _Fixed(
             target=self._target.functions,
             draft=None,
             lookahead=lookahead,
             sampling=sampling,
             draft_sampling=draft_sampling,
-            end_tokens=self._end_tokens,
+            end_tokens=end_tokens,  # bans that have run out are zeros, and compile nothing anew
             logprobs=logprobs,
             capacity=capacity_bucket(context.tokens.shape[1]),
             desk=None,

@@ -106,7 +106,7 @@ def test_nothing_is_compiled_after_the_first_rounds_whatever_is_accepted_and_whi
         )
 
     for length in (3, 5, 7):  # a bucket of prompts each
-        run(0, [[1] * length] * 3, 9)
+        run(0, [[1] * length, [2], [3]], 9)
     with compilations() as seen:
         histograms = set()
         for seed in range(1, 6):
