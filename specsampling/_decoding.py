@@ -303,7 +303,8 @@ class Decoder:
             lookahead=lookahead,
             sampling=sampling,
             draft_sampling=draft_sampling,
-            end_tokens=() if end_bans is None else self.stop_rules.end_tokens,
+            # Once no row has a ban left these are not looked at, but a compiled round must not become another one.
+            end_tokens=self.stop_rules.end_tokens if self.min_new_tokens else (),
             logprobs=self.logprobs,
             validate=self.validate,
         )
