@@ -392,6 +392,8 @@ class Decoder:
 
 
 def _as_drafter(drafter: Any) -> Any:
+    if isinstance(drafter, type):
+        raise TypeError(f"`drafter` must be a Drafter, a Model or None, got the class {drafter.__name__} itself")
     if drafter is None or hasattr(drafter, "propose"):
         return drafter
     if hasattr(drafter, "score"):

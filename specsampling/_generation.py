@@ -84,7 +84,10 @@ def start(
     """Build the decoder and lay the batch out; `options` are all the keyword arguments of `generate`."""
     batch = {name: options[name] for name in ("max_new_tokens", "row_ids")}
     decoder = Decoder(target, drafter, **{name: value for name, value in options.items() if name not in batch})
-    return Run(decoder, prompts, **batch, config={**options, "seed": decoder.seed})
+    # As the decoder holds them: an iterator that was passed in has been used up.
+    rules = decoder.stop_rules
+    used = {"end_tokens": rules.end_tokens, "stop_sequences": rules.stop_sequences, "seed": decoder.seed}
+    return Run(decoder, prompts, **batch, config={**options, **used})
 
 
 def generate(

@@ -41,7 +41,8 @@ class Verdict(NamedTuple):
         Integer array of shape ``(B,)``: how many proposed tokens are kept, from the first on.
     next_token : array
         Integer array of shape ``(B,)``: the token after them, from the residual (after a rejection) or from the
-        target's own law (the bonus token, when every proposed token was kept).
+        target's own law (the bonus token, when every proposed token was kept). Of the proposed tokens' dtype, but never
+        narrower than int32, since any id of the target may come.
     """
 
     num_accepted: Array
@@ -107,6 +108,7 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
         check_values(proposal, target_probs)
     tokens, num_tokens, draft_probs = proposal
     xp = namespace(*(x for x in (*proposal, target_probs) if x is not None))
+    tokens = tokens if xp.iinfo(tokens.dtype).bits >= 32 else xp.astype(tokens, xp.int32)
     lookahead = tokens.shape[1]
     if lookahead == 0:
         weights = target_probs[:, 0, :]

@@ -120,6 +120,8 @@ def as_row_ids(row_ids: Any, batch_size: int) -> np.ndarray:
     """Return one id per row, 0 … B - 1 by default; two rows with one id would share their randomness."""
     if row_ids is None:
         return np.arange(batch_size, dtype=np.int64)
+    if isinstance(row_ids, str | bytes):
+        raise TypeError(f"`row_ids` must be a sequence of integers, got {row_ids!r}")
     keys = [as_count("row_ids", row_id, maximum=_LARGEST_ROW_ID) for row_id in _as_list("row_ids", row_ids)]
     if len(keys) != batch_size:
         raise ValueError(f"`row_ids` must have one id for each of the {batch_size} prompts, got {len(keys)}")

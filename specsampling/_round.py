@@ -155,6 +155,8 @@ def decode_round(
     ------
     ValueError
         If the drafter's proposal is not K wide; with `validate` also for numbers that cannot be laws.
+    TypeError
+        If the drafter does not return a proposal and its state, or proposes what are not integers.
 
     References
     ----------
@@ -182,19 +184,15 @@ def decode_round(
         empty = ctx.zeros((lengths.shape[0], 0), dtype=lengths.dtype)
         proposal, drafter_state = Proposal(empty, ctx.zeros_like(lengths), None), None
     else:
-        proposal, drafter_state = drafter.propose(
+        answer = drafter.propose(
             carry.drafter_state,
             context,
             lookahead,
             sampling if draft_sampling is None else draft_sampling,
             randomness,
         )
+        proposal, drafter_state = _checked_answer(answer, lengths.shape[0], lookahead)
     draft_calls = getattr(drafter, "num_calls", 0) - calls_before
-    if tuple(proposal.tokens.shape) != (lengths.shape[0], lookahead):
-        raise ValueError(
-            f"the drafter must propose `tokens` of shape (B, K) = {(lengths.shape[0], lookahead)}, padded where it has "
-            f"fewer, got {tuple(proposal.tokens.shape)}"
-        )
 
     last = take_along_axis(context.tokens, lengths[:, None] - 1, 1)
     last, rolled_back = move(last, carry.like), move(lengths - 1, carry.like)
@@ -254,6 +252,28 @@ def decode_round(
         is_point_mass=draft_probs is None,
     )
     return output, RoundCarry(cache, drafter_state, marker(logits))
+
+
+def _checked_answer(answer: Any, batch_size: int, lookahead: int) -> tuple[Proposal, Any]:
+    """Return what `propose` returned, once its structure is known to be right; nothing looks at a value."""
+    parts = answer[0] if isinstance(answer, tuple) and len(answer) == 2 else None
+    if not isinstance(parts, tuple) or len(parts) != 3 or not all(hasattr(x, "shape") for x in parts[:2]):
+        raise TypeError(f"the drafter's `propose` must return a Proposal of arrays and its new state, got {answer!r}")
+    proposal = Proposal(*parts)
+    if tuple(proposal.tokens.shape) != (batch_size, lookahead):
+        raise ValueError(
+            f"the drafter must propose `tokens` of shape (B, K) = {(batch_size, lookahead)}, padded where it has "
+            f"fewer, got {tuple(proposal.tokens.shape)}"
+        )
+    if tuple(proposal.num_tokens.shape) != (batch_size,):
+        raise ValueError(
+            f"the drafter must propose `num_tokens` of shape (B,) = {(batch_size,)}, "
+            f"got {tuple(proposal.num_tokens.shape)}"
+        )
+    for name, x in (("tokens", proposal.tokens), ("num_tokens", proposal.num_tokens)):
+        if not namespace(x).isdtype(x.dtype, "integral"):
+            raise TypeError(f"the drafter must propose `{name}` of an integer dtype, got {x.dtype}")
+    return proposal, answer[1]
 
 
 def _ban(logits: Array, end_bans: Array, end_tokens: tuple[int, ...]) -> Array:

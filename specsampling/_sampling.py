@@ -1,6 +1,7 @@
 """Sampling settings, and the one function that turns logits into the probabilities they ask for."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -236,7 +237,7 @@ def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda value: 0.0 <= value < math.inf, "finite and at least 0 (which is greedy)"),
+    "temperature": (lambda value: 0.0 <= value <= sys.float_info.max, "finite and at least 0 (which is greedy)"),
     "top_k": (lambda value: value >= 1, "at least 1 (None is off)"),
     "top_p": (lambda value: 0.0 < value <= 1.0, "above 0 and at most 1 (None is off)"),
     "min_p": (lambda value: 0.0 <= value <= 1.0, "from 0 to 1 (None is off)"),
@@ -286,12 +287,15 @@ def _make_plan(sampling: Sampling) -> _Plan:
             return np.asarray(values)
         return None if not values or values[0] == off else values[0]
 
+    # No vocabulary is larger; arrays of counts are int32 on devices.
+    most = np.iinfo(np.int32).max
+    top_k = [None if value is None else min(value, most) for value in per_row("top_k")]
     min_p = [None if value is None else math.log(value) if value else -math.inf for value in per_row("min_p")]
     return _Plan(
         num_rows=num_rows,
         greedy=all(greedy) if len(set(greedy)) < 2 else np.asarray(greedy),
         temperature=merged(temperature, 1.0),
-        top_k=merged(per_row("top_k"), np.iinfo(np.int32).max),
+        top_k=merged(top_k, most),
         top_p=merged(per_row("top_p"), 1.0),
         log_min_p=merged(min_p, -math.inf),
     )

@@ -98,6 +98,11 @@ def test_drafter_of_another_kind_is_refused(drafter):
         Decoder(cycle(3), drafter)
 
 
+def test_a_class_in_place_of_a_drafter_is_named():
+    with pytest.raises(TypeError, match="`drafter` must be .*, got the class ModelDrafter itself"):
+        Decoder(cycle(3), ModelDrafter)
+
+
 def test_target_of_another_kind_is_refused():
     with pytest.raises(TypeError, match="`target` must be a Model, got None, which has no vocab_size"):
         Decoder(None, None)

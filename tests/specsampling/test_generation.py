@@ -625,3 +625,10 @@ def test_frameworks_may_differ_between_target_and_draft(toys):  # fault #141
             if isinstance(model, TorchModel):
                 # NumPy on the first call only; afterwards what the logits came in.
                 assert torch.Tensor in model.kinds
+
+
+def test_the_config_keeps_stop_rules_that_came_as_iterators():
+    model = counting(4)
+    stops = (iter(run) for run in [[3, 0]])
+    result = generate(model, None, [0], max_new_tokens=9, end_tokens=iter([2]), stop_sequences=stops)
+    assert (result.stats.config["end_tokens"], result.stats.config["stop_sequences"]) == ((2,), ((3, 0),))

@@ -686,3 +686,13 @@ def test_a_negative_number_of_tokens_is_none() -> None:
     verdict = verify(Proposal(np.array([[0]]), np.array([-1]), None), target_probs, randomness)
     assert verdict.num_accepted.tolist() == [0]
     np.testing.assert_array_equal(dict(randomness.questions)[RESAMPLE], target_probs[:, 0])
+
+
+@pytest.mark.parametrize("narrow", [np.uint8, np.int8, np.int16])
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_tokens_of_a_narrow_dtype_do_not_cut_the_ids_that_follow(narrow, lookahead):
+    target_probs = np.zeros((1, lookahead + 1, 70_000))
+    target_probs[:, :, -1] = 1.0
+    proposal = Proposal(np.ones((1, lookahead), narrow), np.full(1, lookahead, narrow), None)
+    verdict = verify(proposal, target_probs, UniformRandomness(uniforms(1, lookahead), lookahead))
+    assert (verdict.next_token.dtype, verdict.next_token.tolist()) == (np.int32, [69_999])

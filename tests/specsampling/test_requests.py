@@ -214,6 +214,7 @@ def test_row_ids_count_up_by_default():
         ([0, 2**32], ValueError, "`row_ids` must be at most 4294967295, got 4294967296"),
         ([0, 1.0], TypeError, "`row_ids` must be an integer, got 1.0"),
         (3, TypeError, "`row_ids` must be a sequence, got 3"),
+        ("01", TypeError, "`row_ids` must be a sequence of integers, got '01'"),
     ],
 )
 def test_other_row_ids_are_refused(row_ids, error, message):

@@ -851,3 +851,45 @@ def test_compiled_round_gives_the_tokens_of_the_eager_one(lookahead, logprobs):
             assert np.allclose(outputs["eager"].logprobs, outputs["compiled"].logprobs, atol=1e-5)
         assert int(outputs["compiled"].draft_calls) == lookahead
     assert num_traces == 1
+
+
+class Answering:
+    """A drafter that returns what it was built with, whatever that is."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def init(self, batch_size: int, capacity: int) -> None:
+        return None
+
+    def propose(self, *_: Any) -> Any:
+        return self.answer
+
+
+IDS, COUNTS = np.zeros((1, 2), np.int32), np.full(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (None, TypeError, "`propose` must return a Proposal of arrays and its new state, got None"),
+        ((None, None), TypeError, "`propose` must return a Proposal"),
+        (([IDS, COUNTS, None], None), TypeError, "`propose` must return a Proposal"),
+        ((IDS, COUNTS, None), TypeError, "`propose` must return a Proposal"),
+        (((IDS, COUNTS), None), TypeError, "`propose` must return a Proposal"),
+        (((IDS.tolist(), COUNTS, None), None), TypeError, "`propose` must return a Proposal of arrays"),
+        (((IDS, np.full(2, 2), None), None), ValueError, r"`num_tokens` of shape \(B,\) = \(1,\), got \(2,\)"),
+        (((IDS, np.array(2), None), None), ValueError, r"`num_tokens` of shape \(B,\) = \(1,\), got \(\)"),
+        (((IDS.astype(float), COUNTS, None), None), TypeError, "`tokens` of an integer dtype, got float64"),
+        (((IDS, COUNTS.astype(float), None), None), TypeError, "`num_tokens` of an integer dtype, got float64"),
+    ],
+)
+def test_what_is_no_proposal_is_refused_before_the_target_scores(answer: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        run(TableModel(TARGET), Answering(answer))
+
+
+def test_a_plain_tuple_of_three_is_a_proposal() -> None:
+    plain = run(TableModel(TARGET), Answering(((IDS, COUNTS, None), None)))
+    named = run(TableModel(TARGET), Answering((Proposal(IDS, COUNTS, None), None)))
+    assert plain.tokens.tolist() == named.tokens.tolist()

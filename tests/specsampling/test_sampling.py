@@ -602,3 +602,14 @@ class TestSampling:
         Sampling(top_k=[3, None]).check_rows(2)
         with pytest.raises(ValueError, match=r"one per row of the batch \(3\), got values for 2 rows"):
             Sampling(top_k=[3, None]).check_rows(3)
+
+
+def test_top_k_beyond_any_vocabulary_is_off_for_its_row() -> None:
+    logits = np.log([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
+    got = to_probs(logits, Sampling(top_k=[2**63, 1]))
+    np.testing.assert_allclose(got, [[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]])
+
+
+def test_a_temperature_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match="`temperature` must be finite"):
+        Sampling(temperature=10**400)
