@@ -366,7 +366,7 @@ class Decoder:
                 continue
             if not declared.per_row_rollback:
                 raise CapabilityError(
-                    f"the {name} rolls all rows back together (`per_row_rollback` is False) and can decode only batches "
+                    f"the {name} rolls all rows back together (`per_row_rollback` is False) and decodes only batches "
                     f"of one, got {batch_size} prompts"
                 )
             if declared.max_batch_size is not None and batch_size > declared.max_batch_size:

@@ -57,9 +57,9 @@ class MaskedModel(EagerModel):
         if array_api_compat.is_numpy_array(tokens) or not array_api_compat.is_array_api_obj(tokens):
             logits, cache = self.model.score(cache, self.ids[np.asarray(tokens)], num_logits=num_logits)
         else:
-            xp = array_api_compat.array_namespace(tokens)
+            xp, shape = array_api_compat.array_namespace(tokens), np.shape(tokens)
             flat = xp.reshape(xp.astype(tokens, xp.int32), (-1,))
-            asked = xp.reshape(xp.take(native_integers(self.ids, "int32", tokens), flat), tokens.shape)
+            asked = xp.reshape(xp.take(native_integers(self.ids, "int32", tokens), flat), shape)
             logits, cache = self.model.score(cache, asked, num_logits=num_logits)
         xp = array_api_compat.array_namespace(logits)
         return xp.take(logits, native_integers(self.ids, "int32", logits), axis=-1), cache
