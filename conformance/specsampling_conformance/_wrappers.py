@@ -54,10 +54,12 @@ class MaskedModel(EagerModel):
         self.score = self._score
 
     def _score(self, cache: Any, tokens: Array, /, *, num_logits: int | None = None) -> tuple[Array, Any]:
-        if array_api_compat.is_numpy_array(tokens) or not array_api_compat.is_array_api_obj(tokens):
+        shape: tuple[int, ...] = np.shape(tokens) if isinstance(tokens, list) else tokens.shape
+        is_foreign: bool = array_api_compat.is_array_api_obj(tokens) and not array_api_compat.is_numpy_array(tokens)
+        if not is_foreign:
             logits, cache = self.model.score(cache, self.ids[np.asarray(tokens)], num_logits=num_logits)
         else:
-            xp, shape = array_api_compat.array_namespace(tokens), np.shape(tokens)
+            xp = array_api_compat.array_namespace(tokens)
             flat = xp.reshape(xp.astype(tokens, xp.int32), (-1,))
             asked = xp.reshape(xp.take(native_integers(self.ids, "int32", tokens), flat), shape)
             logits, cache = self.model.score(cache, asked, num_logits=num_logits)
