@@ -234,9 +234,10 @@ def test_one_batch_is_always_drawn_and_may_be_too_few_to_certify_anything():
 
 
 def test_a_seed_is_recorded_and_replays():
-    generators = []
+    generators, seeds = [], []
 
     def reseed(seed):
+        seeds.append(seed)
         generators.append(np.random.default_rng(seed))
 
     def sample(prompt, num_samples):
@@ -245,7 +246,7 @@ def test_a_seed_is_recorded_and_replays():
     first = audit(sample, LAW, num_samples=50, reseed=reseed)
     again = audit(sample, LAW, num_samples=50, reseed=reseed, seed=first.seed)
     fresh = audit(sample, LAW, num_samples=50, reseed=reseed)
-    assert len(generators) == 3
+    assert seeds == [first.seed, first.seed, fresh.seed]
     assert again.ln_e == first.ln_e
     assert fresh.seed != first.seed
     assert audit(sample, LAW, num_samples=50).seed is None
