@@ -74,7 +74,7 @@ def laws():
     return one_token_law(TABLE), one_token_law(OTHER)
 
 
-@pytest.mark.parametrize("source", [CounterSource(5), FixedSource(0.3), FixedSource(0.9)], ids=["streams", "low", "high"])
+@pytest.mark.parametrize("source", [CounterSource(5), FixedSource(0.3), FixedSource(0.9)], ids=["seed", "low", "high"])
 def test_the_decoder_does_what_the_replay_says(source):
     target, draft = laws()
     prompts = [[row % 3] for row in range(20)]
