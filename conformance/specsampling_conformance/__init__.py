@@ -31,6 +31,7 @@ from specsampling_conformance._audit import audit
 from specsampling_conformance._audit_report import AuditReport, WorstCell
 from specsampling_conformance._audit_transformers import TRANSFORMERS_CASES, TransformersCase, audit_transformers
 from specsampling_conformance._checks import CheckResult, Measured
+from specsampling_conformance._evalue import Look
 from specsampling_conformance._greedy import GreedyComparison, compare_greedy
 from specsampling_conformance._report import Report, TierCost
 from specsampling_conformance._runner import check_backend
@@ -42,6 +43,7 @@ __all__ = [
     "Capabilities",
     "CheckResult",
     "GreedyComparison",
+    "Look",
     "Measured",
     "Report",
     "TRANSFORMERS_CASES",
