@@ -16,8 +16,8 @@ nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-# What plain `nox` runs. The PyTorch and JAX backends are young: `tests` and `conformance` of both, `coverage`, which sums up
-# over them, `meta` and `template` run by name until they join this list.
+# What plain `nox` runs. PyTorch and JAX are young here: their `tests` and `conformance`, `coverage`, which sums up over
+# them, `meta` and `template` run by name until they join this list.
 nox.options.sessions = ["lint", "typing", "wheel", "tests(numpy)", "conformance(numpy)", "docs"]
 
 ROOT = Path(__file__).parent

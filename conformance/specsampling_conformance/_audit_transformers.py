@@ -282,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0 no deviation, 1 a deviation, 2 wrong arguments or missing packages, 130 interrupted.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m specsampling_conformance.audit_transformers",
+        prog="python -m specsampling_conformance.transformers_audit",
         description="Test whether the assisted generation of Hugging Face transformers keeps the target's law.",
         epilog="Exit status: 0 no deviation, 1 a deviation, 2 wrong arguments or missing packages, 130 interrupted.",
     )

@@ -102,7 +102,7 @@ def test_the_command_line_writes_what_it_found(small, tmp_path, capsys):
 
 
 def test_the_command_line_exists_beside_the_function_of_its_name():
-    command = [sys.executable, "-m", "specsampling_conformance.audit_transformers", "--help"]
+    command = [sys.executable, "-m", "specsampling_conformance.transformers_audit", "--help"]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "--minutes" in run.stdout
     assert run.stderr == ""

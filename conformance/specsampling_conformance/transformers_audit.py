@@ -1,4 +1,4 @@
-"""``python -m specsampling_conformance.audit_transformers``."""
+"""``python -m specsampling_conformance.transformers_audit``."""
 
 # A folder without __init__.py, so that nothing but this command line ever imports a module of the function's name.
 import sys
