@@ -131,6 +131,13 @@ def audit_transformers(
     Notes
     -----
     Torch's default generator is seeded, and left where the audit ends.
+
+    Examples
+    --------
+    >>> from specsampling_conformance import audit_transformers
+    >>> reports = audit_transformers(["assistant.greedy"], minutes=0.1, seed=0)  # doctest: +SKIP
+    >>> [report.passed for report in reports]  # doctest: +SKIP
+    [True]
     """
     return list(_audits(cases, minutes=minutes, seed=seed, tv=tv, on_look=on_look))
 
