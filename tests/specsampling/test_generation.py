@@ -425,7 +425,9 @@ def test_config_shows_every_option(toys):  # fault #159
         "validate": True,
     }
     model = toys.random_table(5)
-    assert generate(model, model, [[0], [1]], **options).stats.config == options
+    # As it took effect: token ids are kept as the tuples that the run compares with.
+    in_effect = {**options, "end_tokens": (1,), "stop_sequences": ((2, 3),)}
+    assert generate(model, model, [[0], [1]], **options).stats.config == in_effect
     fresh = generate(model, model, [[0], [1]], **{**options, "seed": None})
     assert fresh.stats.config["seed"] == fresh.seed is not None
 
