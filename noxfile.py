@@ -178,7 +178,7 @@ def meta(session: nox.Session) -> None:
 def template(session: nox.Session, project: str) -> None:
     """Build a template project from a copy, install it beside the wheel, run its tests and certify it."""
     install_wheel(session, extras="conformance", groups=("package",))
-    copy = Path(session.create_tmp()) / project
+    copy = Path.cwd() / project  # in the session's temporary folder
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(ROOT / "conformance" / "template" / project, copy)
     session.run("python", "-m", "build", "--wheel", str(copy), silent=True)
