@@ -7,9 +7,7 @@ The modules, in reading order:
 ``_model``
     `JaxModel`: the three methods of the contract over a pure function, in buckets of shapes.
 ``_llama``
-    A decoder of the Llama family.
-``_checkpoint``
-    config.json and safetensors, held against each other before a weight is read.
+    A decoder of the Llama family; `specsampling_numpy` reads its config.json and safetensors.
 ``_randomness``
     A `specsampling.Randomness` that asks the host from inside a trace.
 ``_round``

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsampling import Array
-
-from ._checkpoint import LlamaConfig, open_weights
+from specsampling_numpy import LlamaConfig, open_weights
 
 __all__ = ["LlamaDecoder", "read_params"]
 
@@ -61,7 +60,7 @@ class LlamaDecoder:
 
     def head(self, params: Any, hidden: Array) -> Array:
         """Return the logits ``(B, n, V)`` of hidden states ``(B, n, hidden)``, in single precision at least."""
-        head = params["embedding"] if self.config.tie_word_embeddings else params["head"]
+        head = params.get("head", params["embedding"])
         with _precision(head.dtype):
             hidden = self._normalised(hidden, params["norm"])
             return jnp.einsum("bth,vh->btv", hidden, head, preferred_element_type=_wide(head.dtype))
@@ -115,17 +114,17 @@ class LlamaDecoder:
 
 def read_params(checkpoint: Path, config: LlamaConfig, dtype: Any, device: Any) -> Any:
     """Read the weights of a checkpoint onto a device, tensor by tensor."""
-    read = open_weights(checkpoint, config)
+    weights = open_weights(checkpoint, config)
 
     def tensor(name: str) -> Array:
-        return jax.device_put(np.asarray(read(name)).astype(dtype), device)
+        return jax.device_put(np.asarray(weights.read(name, bfloat16=jnp.bfloat16)).astype(dtype), device)
 
     params = {"embedding": tensor("model.embed_tokens.weight"), "norm": tensor("model.norm.weight")}
     params["layers"] = tuple(
         {name: tensor(f"model.layers.{layer}.{name}") for name in config.layer_shapes()}
         for layer in range(config.num_hidden_layers)
     )
-    if not config.tie_word_embeddings:
+    if weights.has_head:
         params["head"] = tensor("lm_head.weight")
     return params
 

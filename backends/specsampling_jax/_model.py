@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsampling import Array, Capabilities, CapabilityError, DecodeRound, Drafter, Sampling
+from specsampling_numpy import LlamaConfig, read_config
 
-from ._checkpoint import LlamaConfig, read_config
 from ._checks import checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes, on_host
 from ._llama import LlamaDecoder, read_params
 from ._randomness import Desk

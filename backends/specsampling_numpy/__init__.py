@@ -37,10 +37,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ._checkpoint import Weights, open_weights
+from ._config import FAMILIES, LlamaConfig, read_config
 from ._llama import NumpyModel
 from ._table import TableModel
 
-__all__ = ["NumpyModel", "TableModel", "load"]
+__all__ = ["FAMILIES", "LlamaConfig", "NumpyModel", "TableModel", "Weights", "load", "open_weights", "read_config"]
 
 
 def load(

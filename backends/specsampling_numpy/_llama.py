@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsampling import Capabilities
+from specsampling import Capabilities, CapabilityError
 
 from ._cache import Floats, Ints, checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes
-from ._checkpoint import open_weights, read_config, rotation_frequencies
+from ._checkpoint import open_weights
+from ._config import read_config
 
 __all__ = ["KeyValueCache", "NumpyModel"]
+
+_FAMILIES = ("llama", "mistral", "qwen2")
 
 
 class KeyValueCache(NamedTuple):
@@ -123,19 +126,23 @@ class NumpyModel:
     def __init__(self, checkpoint: str | Path, *, dtype: str = "float32") -> None:
         if dtype not in self.capabilities.dtypes:
             raise ValueError(f"`dtype` must be one of {', '.join(self.capabilities.dtypes)}, got {dtype!r}")
-        self.config = config = read_config(Path(checkpoint))
-        read = open_weights(Path(checkpoint), config)
+        self.config = config = read_config(Path(checkpoint), families=_FAMILIES)
+        if any(config.windows):
+            raise CapabilityError(
+                f"{Path(checkpoint) / 'config.json'}: sliding-window attention is not supported, only full attention is"
+            )
+        weights = open_weights(Path(checkpoint), config)
         self.vocab_size = config.vocab_size
         self.max_length = config.max_position_embeddings
         self._dtype = np.dtype(dtype)
-        self._frequencies = rotation_frequencies(config)
+        self._frequencies = np.array(config.frequencies)
         # Arrays, because a Python number would be converted at each use; `dot` below is a cheaper `@` for two axes.
         self._eps = np.array(config.rms_norm_eps, dtype)
         self._one = np.array(1, dtype)
         self._mean = np.full((config.hidden_size, 1), 1 / config.hidden_size, dtype)
 
         def tensor(name: str) -> Floats:
-            return read(name).astype(dtype)
+            return weights.read(name).astype(dtype)
 
         def pairs(rows: Floats, heads: int) -> Floats:
             # RoPE rotates entries i and i + head_dim / 2 of a head together: put them next to each other.

@@ -15,7 +15,7 @@ from specsampling import CapabilityError
 pytest.importorskip("jax")
 
 from specsampling_jax import load
-from specsampling_jax._checkpoint import read_config
+from specsampling_numpy import read_config
 
 
 @pytest.fixture
@@ -34,7 +34,11 @@ def change(folder: Path, **entries: Any) -> None:
         ({"model_type": "gpt2"}, CapabilityError, "one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
         ({"hidden_act": "gelu"}, CapabilityError, "'silu', got 'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn"}}, CapabilityError, "default, linear or llama3"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, ValueError, "lacks a number"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2}},
+            ValueError,
+            "`low_freq_factor` of RoPE of type 'llama3' must be a positive finite number, got None",
+        ),
         ({"layer_types": ["linear_attention"] * 2}, CapabilityError, r"got \['linear_attention'\]"),
         ({"layer_types": ["full_attention"]}, ValueError, "must name 2 layers"),
         ({"layer_types": ["sliding_attention"] * 2}, ValueError, "`sliding_window` must be set"),
@@ -113,3 +117,15 @@ def test_shards_are_read_through_their_index(tiny: Path):
     index.write_text(json.dumps({"weight_map": {"a": "../b"}}))
     with pytest.raises(ValueError, match="beside the index, got '../b'"):
         load(tiny)
+
+
+def test_a_head_in_the_file_is_used_even_where_the_config_ties_it(tiny: Path):
+    tokens = [[1, 2, 3]]
+
+    def logits() -> Any:
+        model = load(tiny)
+        return np.asarray(model.score(model.init_cache(1, 4), tokens)[0])
+
+    tied, tensors = logits(), load_file(tiny / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": 2 * tensors["model.embed_tokens.weight"]}, tiny / "model.safetensors")
+    np.testing.assert_allclose(logits(), 2 * tied, rtol=1e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from specsampling_numpy._checkpoint import read_config
+from specsampling_numpy import read_config
 
 CONFIG = {
     "model_type": "llama",

@@ -1,32 +1,24 @@
-"""Read a Hugging Face style directory (config.json and safetensors) and check one against the other.
+"""Read config.json of the Llama family: sizes, constants, windows and rotations, checked as they are read."""
 
-Everything is checked on the headers, before a weight is read: a wrong file costs an error message, not memory.
-"""
-
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from specsampling import CapabilityError
 
-__all__ = ["FAMILIES", "LlamaConfig", "open_weights", "read_config"]
+from ._json import as_list, as_object, positive, read_object
+
+__all__ = ["FAMILIES", "LlamaConfig", "read_config"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of ``model_type`` that are supported."""
-
-_STORED: dict[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": jnp.dtype("bfloat16")}
+"""Values of ``model_type`` that :func:`read_config` understands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """The sizes and constants of a Llama-family decoder, under their names in config.json; hashes, as jit asks.
+    """The sizes and constants of a Llama-family decoder, under their names in config.json.
 
     Attributes
     ----------
@@ -39,7 +31,8 @@ class LlamaConfig:
     rms_norm_eps : float
         Added to the mean square in RMSNorm.
     tie_word_embeddings : bool
-        The output head is the embedding, transposed.
+        The output head is the embedding, transposed, unless the file holds a head: that is then used, as transformers
+        does from version 5 on.
     query_bias, output_bias, mlp_bias, head_norms : bool
         Which projections carry a bias: query, key and value; attention output; all of the MLP. And whether queries and
         keys are normalised head by head.
@@ -102,8 +95,20 @@ class LlamaConfig:
         return shapes
 
 
-def read_config(checkpoint: Path) -> LlamaConfig:
+def read_config(checkpoint: Path, *, families: tuple[str, ...] = FAMILIES) -> LlamaConfig:
     """Read config.json.
+
+    Parameters
+    ----------
+    checkpoint : Path
+        The directory it is in.
+    families : tuple of str, optional
+        Those values of ``model_type`` that the caller serves.
+
+    Returns
+    -------
+    LlamaConfig
+        What it says, with the family's defaults filled in.
 
     Raises
     ------
@@ -113,16 +118,23 @@ def read_config(checkpoint: Path) -> LlamaConfig:
         If the file is not a JSON object, or a size in it is missing or impossible.
     CapabilityError
         If it describes an architecture outside the Llama family, or a variant that is not supported.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_numpy import read_config
+    >>> read_config(specsampling.bundled("draft")).vocab_size
+    256
     """
     path = checkpoint / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
             f"no config.json in {str(checkpoint)!r}: a checkpoint is a directory with config.json and model.safetensors"
         )
-    raw = _read_object(path)
+    raw = read_object(path)
     family = raw.get("model_type")
-    if family not in FAMILIES:
-        raise CapabilityError(f"{path}: `model_type` must be one of {', '.join(FAMILIES)}, got {family!r}")
+    if family not in families:
+        raise CapabilityError(f"{path}: `model_type` must be one of {', '.join(families)}, got {family!r}")
 
     def size(key: str, default: int | None = None) -> int:
         value = default if raw.get(key) is None else raw[key]
@@ -133,9 +145,6 @@ def read_config(checkpoint: Path) -> LlamaConfig:
     heads = size("num_attention_heads")
     key_heads = size("num_key_value_heads", heads)
     head_dim = size("head_dim", 128 if family == "qwen3" else size("hidden_size") // heads)
-    eps = raw.get("rms_norm_eps", 1e-6)
-    if not isinstance(eps, float | int) or eps < 0:
-        raise ValueError(f"{path}: `rms_norm_eps` must be a non-negative number, got {eps!r}")
     if head_dim % 2 or heads % key_heads:
         raise ValueError(
             f"{path}: `head_dim` must be even and `num_attention_heads` a multiple of `num_key_value_heads`, got "
@@ -153,7 +162,7 @@ def read_config(checkpoint: Path) -> LlamaConfig:
         num_key_value_heads=key_heads,
         head_dim=head_dim,
         max_position_embeddings=size("max_position_embeddings"),
-        rms_norm_eps=float(eps),
+        rms_norm_eps=positive(raw.get("rms_norm_eps", 1e-6), f"{path}: `rms_norm_eps`"),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         query_bias=family == "qwen2" or (family in ("llama", "qwen3") and biased),
         output_bias=family in ("llama", "qwen3") and biased,
@@ -166,12 +175,13 @@ def read_config(checkpoint: Path) -> LlamaConfig:
 
 def _windows(raw: dict[str, Any], num_layers: int, path: Path) -> tuple[int | None, ...]:
     """Return each layer's attention window."""
-    family, window = raw["model_type"], raw.get("sliding_window")
+    # Where the key is missing, transformers takes 4096 in every family that has windows; null is none.
+    family, window = raw["model_type"], raw.get("sliding_window", 4096)
     if family == "llama" or (family != "mistral" and not raw.get("use_sliding_window")):
         window = None
     if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
         raise ValueError(f"{path}: `sliding_window` must be a positive integer or null, got {window!r}")
-    kinds = raw.get("layer_types")
+    kinds = None if raw.get("layer_types") is None else as_list(raw["layer_types"], f"{path}: `layer_types`")
     if kinds is None:
         # Before transformers 5 the Qwen families said from which layer on the window holds.
         first = 0 if family == "mistral" else raw.get("max_window_layers", 28)
@@ -191,111 +201,30 @@ def _windows(raw: dict[str, Any], num_layers: int, path: Path) -> tuple[int | No
 def _frequencies(raw: dict[str, Any], head_dim: int, path: Path) -> tuple[float, ...]:
     """Return RoPE's frequencies."""
     # transformers 5 writes both into `rope_parameters`; before it, theta stood alone and `rope_scaling` held the rest.
-    scaling = _as_object(raw.get("rope_parameters") or raw.get("rope_scaling") or {}, f"{path}: `rope_parameters`")
-    rope = {"rope_theta": raw.get("rope_theta", 10000.0), "rope_type": scaling.get("type", "default"), **scaling}
-    kind = rope["rope_type"]
-    if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1) != 1:
-        raise CapabilityError(f"{path}: RoPE must be of type default, linear or llama3 and whole, got {rope}")
-    try:
-        frequencies = float(rope["rope_theta"]) ** (-np.arange(0, head_dim, 2) / head_dim)
-        if kind == "default":
-            return tuple(frequencies.tolist())
-        slowed = frequencies / float(rope["factor"])
-        if kind == "linear":
-            return tuple(slowed.tolist())
-        # Llama 3: wavelengths short against the original context stay, long ones are stretched, between them a blend.
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        turns = float(rope["original_max_position_embeddings"]) * frequencies / (2 * np.pi)
-        keep = np.clip((turns - low) / (high - low), 0, 1)
-        return tuple((keep * frequencies + (1 - keep) * slowed).tolist())
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"{path}: RoPE of type {kind!r} lacks a number or has a wrong one in {rope}") from error
-
-
-def open_weights(checkpoint: Path, config: LlamaConfig) -> Callable[[str], NDArray[Any]]:
-    """Check every tensor's name, shape and dtype against `config`, and return a function that reads one by name.
-
-    Tensors come as stored, mapped from the file: a part that is not used is never read.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is neither model.safetensors nor model.safetensors.index.json, or a shard is missing.
-    ValueError
-        If a file is broken, or a tensor missing, unexpected or of the wrong shape.
-    """
-    found: dict[str, tuple[Path, str, tuple[int, ...], int]] = {}
-    for path in _weight_files(checkpoint):
-        found |= _read_header(path)
-    source = checkpoint / "model.safetensors"
-    shapes = config.shapes()
-    for name, shape in shapes.items():
-        if name not in found:
-            raise ValueError(f"{source}: tensor {name!r} of shape {shape} is missing")
-        path, stored, received, _ = found[name]
-        if received != shape:
-            raise ValueError(f"{path}: tensor {name!r} must have shape {shape} by config.json, got {received}")
-        if stored not in _STORED:
-            raise ValueError(f"{path}: tensor {name!r} must be one of {', '.join(_STORED)}, got {stored}")
-    for name, (path, _, received, _) in found.items():
-        # Old checkpoints store RoPE's frequencies, and some store a tied head twice.
-        redundant = name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
-        if name not in shapes and not redundant:
-            raise ValueError(f"{path}: tensor {name!r} of shape {received} is not one that config.json calls for")
-
-    def read(name: str) -> NDArray[Any]:
-        path, stored, shape, offset = found[name]
-        return np.memmap(path, dtype=_STORED[stored], mode="r", offset=offset, shape=shape)
-
-    return read
-
-
-def _weight_files(checkpoint: Path) -> list[Path]:
-    single, index = checkpoint / "model.safetensors", checkpoint / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise FileNotFoundError(
-            f"no model.safetensors and no model.safetensors.index.json in {str(checkpoint)!r}: weights are read from "
-            "safetensors only"
-        )
-    shards = _as_object(_read_object(index).get("weight_map"), f"{index}: `weight_map`")
-    files = []
-    for shard in sorted({str(file) for file in shards.values()}):
-        if Path(shard).name != shard:
-            raise ValueError(f"{index}: a shard must be a file beside the index, got {shard!r}")
-        if not (checkpoint / shard).is_file():
-            raise FileNotFoundError(f"{index} names {shard!r}, which is not there")
-        files.append(checkpoint / shard)
-    return files
-
-
-def _read_header(path: Path) -> dict[str, tuple[Path, str, tuple[int, ...], int]]:
-    """Return file, stored dtype, shape and byte offset of each tensor, once safetensors has found the file sound."""
-    try:
-        with safe_open(path, framework="numpy"):
-            pass
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a sound safetensors file: {error}") from error
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    header.pop("__metadata__", None)
-    return {
-        name: (path, entry["dtype"], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0])
-        for name, entry in header.items()
+    scaling = as_object(raw.get("rope_parameters") or raw.get("rope_scaling") or {}, f"{path}: `rope_parameters`")
+    rope = {
+        "rope_theta": raw.get("rope_theta", 10000.0),
+        "rope_type": scaling.get("type", "default"),
+        "partial_rotary_factor": raw.get("partial_rotary_factor"),
+        **scaling,
     }
+    kind = rope["rope_type"]
+    if kind not in ("default", "linear", "llama3") or rope["partial_rotary_factor"] not in (None, 1):
+        raise CapabilityError(f"{path}: RoPE must be of type default, linear or llama3 and whole, got {rope}")
 
+    def constant(key: str) -> float:
+        return positive(rope.get(key), f"{path}: `{key}` of RoPE of type {kind!r}")
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    return _as_object(content, f"the content of {path}")
-
-
-def _as_object(value: Any, what: str) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise ValueError(f"{what} must be a JSON object, got {type(value).__name__}")
+    frequencies = constant("rope_theta") ** (-np.arange(0, head_dim, 2) / head_dim)
+    if kind == "default":
+        return tuple(frequencies.tolist())
+    slowed = frequencies / constant("factor")
+    if kind == "linear":
+        return tuple(slowed.tolist())
+    # Llama 3: wavelengths short against the original context stay, long ones are stretched, between them a blend.
+    low, high = constant("low_freq_factor"), constant("high_freq_factor")
+    if low == high:
+        raise ValueError(f"{path}: `low_freq_factor` and `high_freq_factor` must differ, got {low} for both")
+    turns = constant("original_max_position_embeddings") * frequencies / (2 * np.pi)
+    keep = np.clip((turns - low) / (high - low), 0, 1)
+    return tuple((keep * frequencies + (1 - keep) * slowed).tolist())
