@@ -1,14 +1,14 @@
 """Finding the lowest logit that top-k and top-p keep, without sorting the vocabulary where that is dear.
 
-Every way here gives the same answer; they differ in what is cheap. NumPy partitions (at small V it sorts), PyTorch
-takes a growing number of highest logits (on the CPU it leaves the work to NumPy), JAX bisects, as does PyTorch inside a
-trace, and any other namespace sorts.
+Every way here gives the same answer, but for ids whose cumulated mass lies within rounding of the threshold; they
+differ in what is cheap. NumPy partitions (at small V it sorts), PyTorch takes a growing number of highest logits (on
+the CPU it leaves the work to NumPy), JAX bisects, as does PyTorch inside a trace, and any other namespace sorts. A
+framework's own functions come from the namespace of the arrays: nothing here imports one.
 
 The answer is a logit and not a probability, for two reasons. Logits that differ can have equal probabilities once
 these are rounded, so that a threshold among them would keep too much; and ties are then ties of what the model said.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ import numpy as np
 from array_api_compat import is_jax_array, is_torch_array
 
 from specsampling._arrays import device, namespace
+from specsampling._categorical import block_sums, num_blocks
 from specsampling._model import Array
 
 __all__ = ["PerBatchRow", "column", "lowest_kept"]
@@ -56,7 +57,7 @@ def lowest_kept(
     if isinstance(logits, np.ndarray):
         return _in_numpy(logits, weights, peak, temperature, top_k, top_p)
     if is_jax_array(logits):
-        return _jitted_bisection()(logits, weights, _counts(top_k, logits), column(top_p, logits))
+        return _bisect(logits, weights, _counts(top_k, logits), column(top_p, logits))
     if is_torch_array(logits):
         return _in_torch(logits, weights, peak, temperature, top_k, top_p)
     return _by_sorting(logits, peak, temperature, top_k, top_p)
@@ -195,10 +196,9 @@ def _nucleus_of_row(x: np.ndarray, weights: np.ndarray, peak: float, temperature
 def _in_torch(
     logits: Array, weights: Array, peak: Array, temperature: PerBatchRow, top_k: PerBatchRow, top_p: PerBatchRow
 ) -> Array:
-    import torch
-
+    torch = namespace(logits)
     if torch.compiler.is_compiling() or (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return _bisect(logits, weights, _counts(top_k, logits), column(top_p, logits), _torch_bitcast, _unrolled)
+        return _bisect(logits, weights, _counts(top_k, logits), column(top_p, logits))
     if logits.device.type == "cpu":
         # The memory is shared, and NumPy's partition leaves PyTorch's topk and sort behind by far.
         logits, weights, peak = (x.detach().contiguous().numpy() for x in (logits, weights, peak))
@@ -209,8 +209,7 @@ def _in_torch(
 def _by_growing_top(
     logits: Array, weights: Array, peak: Array, temperature: PerBatchRow, top_k: PerBatchRow, top_p: PerBatchRow
 ) -> Array:
-    import torch
-
+    torch = namespace(logits)
     size = logits.shape[-1]
     num_top = min(_FIRST_TOP, size)
     counts = None if top_k is None else np.minimum(top_k, size)
@@ -239,69 +238,27 @@ def _by_growing_top(
             ordered = torch.topk(logits, num_top, dim=-1).values
         else:
             num_top = size
-            ordered = torch.sort(logits, dim=-1, descending=True).values
+            ordered = torch.sort(logits, axis=-1, descending=True)
 
 
-def _torch_bitcast(x: Array) -> Array:
-    import torch
-
-    pairs = {torch.float32: torch.int32, torch.float64: torch.int64, torch.int32: torch.float32}
-    return x.view(pairs.get(x.dtype, torch.float64))
-
-
-def _unrolled(num_steps: int, step: Callable[[int, Any], Any], state: Any) -> Any:
-    for i in range(num_steps):
-        state = step(i, state)
-    return state
-
-
-@functools.cache
-def _jitted_bisection() -> Callable[..., Array]:
-    import jax
-
-    pairs = {"float32": "int32", "float64": "int64", "int32": "float32", "int64": "float64"}
-
-    def bitcast(x: Array) -> Array:
-        return jax.lax.bitcast_convert_type(x, pairs[str(x.dtype)])
-
-    def loop(num_steps: int, step: Callable[[int, Any], Any], state: Any) -> Any:
-        return jax.lax.fori_loop(0, num_steps, step, state)
-
-    def bisect(logits: Array, weights: Array, top_k: Any, top_p: Any) -> Array:
-        return _bisect(logits, weights, top_k, top_p, bitcast, loop)
-
-    compiled: Callable[..., Array] = jax.jit(bisect)
-    return compiled
-
-
-def _bisect(
-    logits: Array,
-    weights: Array,
-    top_k: Any,
-    top_p: Any,
-    bitcast: Callable[[Array], Array],
-    loop: Callable[[int, Callable[[int, Any], Any], Any], Any],
-) -> Array:
+def _bisect(logits: Array, weights: Array, top_k: Any, top_p: Any) -> Array:
     """Bisect over bit patterns, which order as the floats do: a pass over V per bit finds the edge exactly."""
     xp = namespace(logits)
     num_bits = 8 * logits.dtype.itemsize
     magnitude = 2 ** (num_bits - 1) - 1
+    integer = xp.int32 if num_bits == 32 else xp.int64
 
     def flip(bits: Array) -> Array:  # its own inverse: negative floats have their patterns in the reverse order
         return bits ^ ((bits >> (num_bits - 1)) & magnitude)
 
     def search(low: Array, enough: Callable[[Array], Array]) -> Array:
         """Return the highest float of which `enough` holds; it holds of `low`, and of all below any it holds of."""
-
-        def step(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-            low, high = bounds
+        low, high = flip(low.view(integer)), flip(xp.max(logits, axis=-1, keepdims=True).view(integer))
+        for _ in range(num_bits):  # unrolled: a compiler fuses each step into one pass
             middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and the sum would overflow
-            holds = enough(bitcast(flip(middle)))
-            return xp.where(holds, middle, low), xp.where(holds, high, middle - 1)
-
-        high = xp.max(logits, axis=-1, keepdims=True)
-        low, _ = loop(num_bits, step, (flip(bitcast(low)), flip(bitcast(high))))
-        return bitcast(flip(low))
+            holds = enough(flip(middle).view(logits.dtype))
+            low, high = xp.where(holds, middle, low), xp.where(holds, high, middle - 1)
+        return flip(low).view(logits.dtype)
 
     lowest = xp.full_like(logits[..., :1], -math.inf)
     if top_k is not None:
@@ -309,10 +266,14 @@ def _bisect(
         lowest = search(lowest, lambda x: xp.sum(xp.astype(logits >= x, xp.int32), axis=-1, keepdims=True) >= count)
     if top_p is not None:
         weights = xp.where(logits >= lowest, weights, xp.zeros_like(weights))
-        need = top_p * xp.sum(weights, axis=-1, keepdims=True)
+
+        def mass(weights: Array) -> Array:  # by blocks: a trace may have no float64 to add in
+            return xp.sum(block_sums(weights, num_blocks(weights.shape[-1], 2)), axis=-1, keepdims=True)
+
+        need = top_p * mass(weights)
 
         def enough(x: Array) -> Array:
-            return xp.sum(xp.where(logits >= x, weights, xp.zeros_like(weights)), axis=-1, keepdims=True) >= need
+            return mass(xp.where(logits >= x, weights, xp.zeros_like(weights))) >= need
 
         top_p = xp.zeros_like(need) + top_p
         lowest = xp.where(top_p < 1.0, search(lowest, enough), lowest)

@@ -16,9 +16,9 @@ import specsampling
 # Found without being imported: an adapter whose framework is missing is still read.
 PACKAGES = {
     name: Path(importlib.util.find_spec(name).submodule_search_locations[0])
-    for name in ("specsampling", "specsampling_numpy", "specsampling_torch", "specsampling_conformance")
+    for name in ("specsampling", *(f"specsampling_{name}" for name in ("numpy", "torch", "jax", "conformance")))
 }
-NEEDS = {"specsampling_torch": "torch"}
+NEEDS = {"specsampling_torch": "torch", "specsampling_jax": "jax"}
 
 # The names of DESIGN's contract, written down once more: one that goes missing is a broken promise.
 CONTRACT = """
@@ -57,6 +57,21 @@ def test_importing_the_core_brings_in_no_more_than_numpy_and_the_array_api_packa
 def test_array_packages_import_no_framework():
     found = in_a_new_process("import sys, json; import specsampling; print(json.dumps(list(sys.modules)))")
     assert not {"torch", "jax", "onnxruntime", "transformers", "safetensors", "specsampling_numpy"} & set(found)
+
+
+def imported_packages(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.partition(".")[0]
+
+
+def test_no_line_of_the_core_imports_a_framework_even_late():
+    allowed = {"specsampling", "numpy", "array_api_compat", "array_api_extra", *sys.stdlib_module_names}
+    library = [path for path in PACKAGES["specsampling"].rglob("*.py") if "_cli" not in path.parts]
+    strangers = {path.name: set(imported_packages(path)) - allowed for path in library}
+    assert not {name: found for name, found in strangers.items() if found}
 
 
 def test_importing_the_core_does_not_touch_the_command_line():

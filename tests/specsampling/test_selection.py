@@ -59,7 +59,7 @@ def torch_bisection(x: np.ndarray, temperature: Any, top_k: Any, top_p: Any) -> 
     torch = pytest.importorskip("torch")
     logits, weights, _ = (torch.tensor(y) for y in (x, *weighed(x, temperature)))
     settings = _selection._counts(top_k, logits), _selection.column(top_p, logits)
-    return _selection._bisect(logits, weights, *settings, _selection._torch_bitcast, _selection._unrolled).numpy()
+    return _selection._bisect(logits, weights, *settings).numpy()
 
 
 def jax_bisection(x: np.ndarray, temperature: Any, top_k: Any, top_p: Any) -> np.ndarray:
