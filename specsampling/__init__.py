@@ -8,6 +8,7 @@ that register themselves; `load_model` finds them by name.
 
 from specsampling._bundled import bundled
 from specsampling._compatibility import check_compatibility
+from specsampling._counter import CounterSource, Philox
 from specsampling._decoding import Decoder, Lookahead
 from specsampling._drafting import Context, Drafter, ModelDrafter, ModelDrafterState
 from specsampling._errors import (
@@ -22,15 +23,7 @@ from specsampling._errors import (
 from specsampling._generation import generate, stream
 from specsampling._lookup import PromptLookup, PromptLookupState
 from specsampling._model import Array, Capabilities, Model
-from specsampling._random import (
-    CounterSource,
-    Label,
-    Philox,
-    Purpose,
-    Randomness,
-    RandomSource,
-    UniformRandomness,
-)
+from specsampling._random import Label, Purpose, Randomness, RandomSource, UniformRandomness
 from specsampling._registry import BackendStatus, available_backends, load_model
 from specsampling._rejection import Proposal, Verdict, verify
 from specsampling._results import Generation, PhaseTimes, RoundInfo, Stats, StreamEvent

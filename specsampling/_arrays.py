@@ -1,6 +1,7 @@
 """The few things the core does with arrays that the array API does not spell: where they live, and moving them."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import array_api_compat
@@ -10,6 +11,7 @@ from specsampling._model import Array
 
 __all__ = [
     "device",
+    "fetch",
     "is_host",
     "marker",
     "move",
@@ -81,6 +83,27 @@ def to_host(x: Array) -> np.ndarray:
     if array_api_compat.is_torch_array(x):
         x = x.detach().cpu()
     return np.asarray(x)
+
+
+def fetch(arrays: Sequence[Array]) -> list[np.ndarray]:
+    """Return small arrays as NumPy ones, waiting once for the device they live on, and not once for each.
+
+    PyTorch arrays cross as bytes in one transfer; of JAX arrays all transfers are begun before the first is awaited.
+    """
+    on_torch = [i for i, x in enumerate(arrays) if array_api_compat.is_torch_array(x)]
+    fetched = list(arrays)
+    if on_torch:
+        xp = namespace(arrays[on_torch[0]])
+        parts = [xp.reshape(arrays[i].detach(), (-1,)).view(xp.uint8) for i in on_torch]
+        whole = to_host(xp.concat(parts))
+        ends = np.cumsum([part.shape[0] for part in parts])
+        for i, part in zip(on_torch, np.split(whole, ends[:-1]), strict=True):
+            dtype = str(arrays[i].dtype).removeprefix("torch.")
+            fetched[i] = part.view(dtype).reshape(tuple(arrays[i].shape))
+    for x in arrays:
+        if array_api_compat.is_jax_array(x):
+            x.copy_to_host_async()
+    return [to_host(x) for x in fetched]
 
 
 def move(x: Array, like: Array | None) -> Array:

@@ -6,14 +6,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specsampling._arrays import to_host
+from specsampling._arrays import fetch
 from specsampling._compatibility import check_compatibility
+from specsampling._counter import CounterSource
 from specsampling._drafting import Context, Drafter, ModelDrafter
 from specsampling._errors import CapabilityError
 from specsampling._feeding import feed
 from specsampling._metering import MeteredDrafter, MeteredModel
 from specsampling._model import Capabilities, Model
-from specsampling._random import CounterSource, RandomSource
+from specsampling._random import RandomSource
 from specsampling._requests import (
     as_choices,
     as_count,
@@ -308,8 +309,9 @@ class Decoder:
             logprobs=self.logprobs,
             validate=self.validate,
         )
-        fetched: list[Any] = [x if x is None or isinstance(x, int) else to_host(x) for x in output]
-        return RoundOutput(*fetched), carry
+        arrays = {name: x for name, x in output._asdict().items() if not (x is None or isinstance(x, int))}
+        fetched: dict[str, Any] = dict(zip(arrays, fetch([*arrays.values()]), strict=True))
+        return output._replace(**fetched), carry
 
     @property
     def _draft_seconds(self) -> float:

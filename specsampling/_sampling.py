@@ -201,6 +201,9 @@ def _law(xp: Any, logits: Array, plan: _Plan) -> Array:
         # No comparison drops NaN, so it reaches the sum, and through it the whole row.
         weights = xp.where(dropped, xp.zeros_like(weights), weights)
     probs = weights / xp.sum(weights, axis=-1, keepdims=True)
+    if not isinstance(logits, np.ndarray) and is_jax_namespace(xp):
+        # XLA compiles exp as if NaN did not exist: from a NaN that is a constant of the program anything may come.
+        probs = xp.where(_has_law(xp, logits, peak), probs, xp.full_like(probs, math.nan))
     if plan.greedy is not False:
         probs = xp.where(column(plan.greedy, logits, xp.bool), _one_hot(xp, logits, peak), probs)
     return probs
@@ -231,9 +234,12 @@ def _at_least_single(logits: Array) -> tuple[Any, Array]:
 def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
     ids = xp.arange(logits.shape[-1], device=device(logits))
     chosen = xp.astype(xp.argmax(logits, axis=-1, keepdims=True) == ids, logits.dtype)
+    return xp.where(_has_law(xp, logits, peak), chosen, xp.full_like(chosen, math.nan))
+
+
+def _has_law(xp: Any, logits: Array, peak: Array) -> Array:
     # NaN is looked for by itself because XLA's maximum over a long row can miss it.
-    has_law = xp.isfinite(peak) & ~xp.any(xp.isnan(logits), axis=-1, keepdims=True)
-    return xp.where(has_law, chosen, xp.full_like(chosen, math.nan))
+    return xp.isfinite(peak) & ~xp.any(xp.isnan(logits), axis=-1, keepdims=True)
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {

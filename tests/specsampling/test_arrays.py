@@ -7,6 +7,7 @@ import pytest
 
 from specsampling._arrays import (
     device,
+    fetch,
     is_host,
     marker,
     move,
@@ -120,6 +121,36 @@ def test_views_and_read_only_memory_cross_as_well(there):
 def test_array_of_its_own_kind_stays_where_it_is(there):
     array = HOSTS[there]()(np.zeros(3, np.float32))
     assert move(array, array) is array
+
+
+SMALL_ARRAYS = [
+    np.array([[1, -2], [3, 4]], np.int32),
+    np.array([[2**40], [5]]),
+    np.array([True, False]),
+    np.array([0.5, np.nan], np.float32),
+    np.array([[1 / 3, np.inf], [0.0, -0.0]]),
+    np.zeros((2, 0), np.float32),
+    np.array(7, np.int32),
+]
+
+
+@pytest.mark.parametrize("there", [[name] for name in HOSTS] + [["torch", "numpy"]], ids="+".join)
+def test_small_arrays_are_fetched_with_their_numbers_shapes_and_dtypes(there):
+    arrays = [HOSTS[there[i % len(there)]]()(x) for i, x in enumerate(SMALL_ARRAYS)]
+    for x, expected in zip(fetch(arrays), map(to_host, arrays), strict=True):
+        assert isinstance(x, np.ndarray)
+        assert x.dtype == expected.dtype
+        np.testing.assert_array_equal(x, expected, strict=True)
+
+
+def test_torch_arrays_are_fetched_in_one_transfer(monkeypatch):
+    torch = pytest.importorskip("torch")
+    to_cpu, calls = torch.Tensor.cpu, []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: calls.append(self.shape) or to_cpu(self))
+    transposed = torch.arange(6, dtype=torch.int32).reshape(2, 3).T
+    fetched = fetch([transposed, torch.ones(2, dtype=torch.float64)])
+    assert [x.tolist() for x in fetched] == [[[0, 3], [1, 4], [2, 5]], [1.0, 1.0]]
+    assert len(calls) == 1
 
 
 def test_gradients_are_left_behind():

@@ -368,6 +368,21 @@ def test_a_row_with_no_law_is_nan_throughout(way: Way, size: int, sampling: Samp
         np.testing.assert_array_equal(got[5], np.arange(size) == 0)
 
 
+@pytest.mark.parametrize("size", [5, 256, 5000])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=2), Sampling(temperature=0.5, top_p=0.5, min_p=0.1)])
+def test_a_row_that_the_program_itself_makes_nan_is_nan_throughout(size: int, sampling: Sampling) -> None:
+    # XLA compiles the exponential of such a constant into whatever the registers hold.
+    jax = pytest.importorskip("jax")
+
+    def law(logits: Any) -> Any:
+        is_bad = jax.numpy.arange(3)[:, None] == 1
+        return to_probs(jax.numpy.where(is_bad, jax.numpy.nan, logits), sampling)
+
+    got = np.asarray(jax.jit(law)(np.ones((3, size), np.float32)))
+    assert np.isnan(got).all(axis=1).tolist() == [False, True, False]
+    assert np.isnan(got).any(axis=1).tolist() == [False, True, False]
+
+
 @every_way
 def test_input_is_not_modified(way: Way) -> None:  # fault #154
     logits = np.random.default_rng(0).standard_normal((2, 3, 50)).astype(np.float32)
