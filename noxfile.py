@@ -42,7 +42,7 @@ PACKAGES = (
 FRAMEWORKS = {
     "numpy": ((), ("specsampling", "specsampling_numpy", "specsampling_conformance")),
     "torch": (
-        ("torch", "transformers"),
+        ("torch", "transformers", "accelerate"),  # the last for models over several processes
         (
             *("specsampling", "specsampling_numpy", "specsampling_torch"),
             "specsampling_conformance/test_audit_transformers.py",
