@@ -4,14 +4,20 @@ The modules, in reading order:
 
 ``_checks``
     What is refused before anything is traced.
+``_functions``
+    The three methods of the contract over a pure function, inside a trace.
 ``_model``
-    `JaxModel`: the three methods of the contract over a pure function, in buckets of shapes.
+    `JaxModel`: the same outside of one, jitted in buckets of shapes.
 ``_llama``
     A decoder of the Llama family; `specsampling_numpy` reads its config.json and safetensors.
+``_sharding``
+    How weights and caches are split over a mesh.
 ``_randomness``
     A `specsampling.Randomness` that asks the host from inside a trace.
 ``_round``
     Draft, score, verify and roll back in one jitted function.
+``_packing``
+    What goes into it and comes out of it, in one array each.
 
 Examples
 --------
@@ -26,7 +32,8 @@ Examples
 from os import PathLike
 from typing import Any
 
-from ._model import JaxCache, JaxModel
+from ._functions import JaxCache
+from ._model import JaxModel
 from ._round import compile_round
 
 __all__ = ["JaxCache", "JaxModel", "compile_round", "load"]
@@ -46,7 +53,7 @@ def load(
     device : str, optional
         A platform of JAX, with an index or without: ``"cpu"``, ``"cuda:1"``. None leaves it to JAX.
     **options
-        None are known; any is refused.
+        ``mesh`` and ``replicate`` of `JaxModel.from_pretrained`; any other is refused.
 
     Returns
     -------
@@ -56,7 +63,7 @@ def load(
     Raises
     ------
     TypeError
-        If there are options. `JaxModel.from_pretrained` raises what else can be wrong.
+        If there are other options. `JaxModel.from_pretrained` raises what else can be wrong.
 
     Examples
     --------
@@ -65,6 +72,7 @@ def load(
     >>> load(specsampling.bundled("target")).vocab_size
     256
     """
-    if options:
-        raise TypeError(f"unknown options {', '.join(map(repr, sorted(options)))}: the jax backend takes none")
-    return JaxModel.from_pretrained(checkpoint, dtype=dtype, device=device)
+    unknown = sorted(options.keys() - {"mesh", "replicate"})
+    if unknown:
+        raise TypeError(f"unknown options {', '.join(map(repr, unknown))}: the jax backend takes `mesh`, `replicate`")
+    return JaxModel.from_pretrained(checkpoint, dtype=dtype, device=device, **options)

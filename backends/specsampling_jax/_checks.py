@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specsampling import CacheError
 
-__all__ = ["Ints", "checked_block", "checked_lengths", "checked_num_logits", "checked_rows", "checked_sizes", "on_host"]
+__all__ = ["Ints", "checked_block", "checked_lengths", "checked_num_logits", "checked_sizes", "on_host"]
 
 Ints = NDArray[np.integer[Any]]
 
@@ -79,15 +79,3 @@ def checked_lengths(wanted: Any, held: Ints) -> Ints:
         row = int(wrong.argmax())
         raise CacheError(f"row {row} holds {held[row]} tokens and cannot be rolled back to {lengths[row]}")
     return lengths.astype(np.int32)
-
-
-def checked_rows(wanted: Any, batch_size: int) -> Ints:
-    """Return the `wanted` rows as an integer array of valid row numbers."""
-    rows: Ints = on_host(wanted)
-    if rows.ndim != 1:
-        raise ValueError(f"`rows` must be one-dimensional, got shape {rows.shape}")
-    if rows.dtype.kind not in "iu" and rows.size:
-        raise TypeError(f"`rows` must be an integer array, got dtype {rows.dtype}")
-    if rows.size and (rows.min() < 0 or rows.max() >= batch_size):
-        raise ValueError(f"`rows` must lie in [0, {batch_size}), got {rows.tolist()}")
-    return rows.astype(np.int32)

@@ -11,6 +11,8 @@ import numpy as np
 from specsampling import Array
 from specsampling_numpy import LlamaConfig, open_weights
 
+from ._sharding import place, weight_sharding
+
 __all__ = ["LlamaDecoder", "read_params"]
 
 _MINOR = 256
@@ -112,12 +114,16 @@ class LlamaDecoder:
         return weight * (wide * scale).astype(x.dtype)
 
 
-def read_params(checkpoint: Path, config: LlamaConfig, dtype: Any, device: Any) -> Any:
-    """Read the weights of a checkpoint onto a device, tensor by tensor."""
+def read_params(checkpoint: Path, config: LlamaConfig, dtype: Any, where: Any, *, split: bool) -> Any:
+    """Read the weights of a checkpoint onto a device or a mesh, tensor by tensor.
+
+    With `split` every device of the mesh that `where` names reads its own part.
+    """
     weights = open_weights(checkpoint, config)
 
     def tensor(name: str) -> Array:
-        return jax.device_put(np.asarray(weights.read(name, bfloat16=jnp.bfloat16)).astype(dtype), device)
+        stored = weights.read(name, bfloat16=jnp.bfloat16)
+        return place(stored, dtype, weight_sharding(where.mesh, name, stored.shape) if split else where)
 
     params = {"embedding": tensor("model.embed_tokens.weight"), "norm": tensor("model.norm.weight")}
     params["layers"] = tuple(

@@ -5,81 +5,24 @@ import math
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from specsampling import Array, Capabilities, CapabilityError, DecodeRound, Drafter, Sampling
-from specsampling_numpy import LlamaConfig, read_config
+from specsampling_numpy import read_config
 
-from ._checks import checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes, on_host
+from ._checks import checked_block, checked_lengths, checked_num_logits, checked_sizes, on_host
+from ._functions import Functions, JaxCache, TracedModel, capacity_bucket, forward, is_traced, width_bucket
 from ._llama import LlamaDecoder, read_params
-from ._randomness import Desk
+from ._sharding import cache_sharding, checked_mesh, constrained, devices_of, named_device, replicated
 
-__all__ = ["Functions", "JaxCache", "JaxModel", "TracedModel", "capacity_bucket", "is_traced", "width_bucket"]
+__all__ = ["JaxModel"]
 
 _DTYPES = ("float32", "bfloat16", "float64")
-
-
-class JaxCache(NamedTuple):
-    """A model's memory and how much of it each row uses; a pytree.
-
-    Attributes
-    ----------
-    arrays : pytree
-        What the model's ``init_cache_fn`` made. The next `score` takes it over: buffers are donated.
-    lengths : array
-        Integers of shape ``(B,)``: tokens in each row. NumPy, so that the host can refuse what does not fit without
-        waiting for a device; traced where the call is.
-    capacity : int
-        Tokens that each row has room for. The arrays may hold more, because shapes come in buckets.
-    """
-
-    arrays: Any
-    lengths: Array
-    capacity: int
-
-
-class Functions(NamedTuple):
-    """What a model computes, apart from its weights: hashes by identity, and is static under jit."""
-
-    apply_fn: Callable[..., Any]
-    head_fn: Callable[..., Any] | None
-    vocab_size: int
-    max_length: int | None
-
-
-class TracedModel:
-    """A model inside a trace: the three methods of the contract, nothing looked at."""
-
-    max_rollback: int | None = None
-    max_length: int
-
-    def __init__(self, functions: Functions, params: Any) -> None:
-        self.functions, self.params = functions, params
-        self.vocab_size = functions.vocab_size
-        if functions.max_length is not None:
-            self.max_length = functions.max_length
-
-    def init_cache(self, batch_size: int, capacity: int) -> JaxCache:
-        """Refuse: buffers that are donated from call to call are made outside."""
-        raise CapabilityError(
-            f"a cache ({batch_size} rows of {capacity} tokens) cannot be made inside a trace: call `init_cache` "
-            "before, and pass it in"
-        )
-
-    def score(self, cache: JaxCache, tokens: Array, /, *, num_logits: int | None = None) -> tuple[Array, JaxCache]:
-        """Append a block; see `JaxModel.score`. Whether it fits is not looked at."""
-        length = tokens.shape[1]
-        wanted = checked_num_logits(num_logits, length)
-        logits, arrays = _forward(self.functions, self.params, cache.arrays, cache.lengths, tokens, length, wanted)
-        return logits, cache._replace(arrays=arrays, lengths=cache.lengths + length)
-
-    def rollback(self, cache: JaxCache, lengths: Array, /) -> JaxCache:
-        """Keep the first tokens of each row; see `JaxModel.rollback`. Whether they are there is not looked at."""
-        return cache._replace(lengths=jnp.asarray(lengths, jnp.int32))
 
 
 class JaxModel:
@@ -103,10 +46,9 @@ class JaxModel:
         the head is then computed only for the positions asked for, and never for a prompt.
     max_length : int, optional
         Context limit to declare; None declares none.
-    batch_axis : int, default: 0
-        The axis of the cache's arrays that `select` picks rows from.
-    device : jax.Device, optional
-        Where caches are made; None leaves it to JAX.
+    device : jax.Device or jax.sharding.NamedSharding, optional
+        Where caches are made: on a device, or every array of a cache spread over a mesh. None leaves it to JAX. The
+        `params` stay where they are.
     dtypes : tuple of str, default: ("float32",)
         Dtypes to declare.
 
@@ -129,6 +71,9 @@ class JaxModel:
     Lengths are kept on the host. A block that does not fit, or a rollback to more than a row holds, is refused there:
     XLA would clamp or drop the index. Inside a caller's own ``jax.jit`` nothing can be looked at, and both are
     undefined.
+
+    There is no ``select``: with every row dropped shapes would change and all be compiled anew, so finished rows are
+    masked.
 
     Examples
     --------
@@ -156,7 +101,6 @@ class JaxModel:
         *,
         head_fn: Callable[..., Any] | None = None,
         max_length: int | None = None,
-        batch_axis: int = 0,
         device: Any = None,
         dtypes: tuple[str, ...] = ("float32",),
     ) -> None:
@@ -167,20 +111,27 @@ class JaxModel:
         for name, function in (("apply_fn", apply_fn), ("init_cache_fn", init_cache_fn), ("head_fn", head_fn)):
             if not callable(function) and not (name == "head_fn" and function is None):
                 raise TypeError(f"`{name}` must be callable, got {function!r}")
-        self.functions = Functions(apply_fn, head_fn, vocab_size, max_length)
+        if not isinstance(device, jax.Device | NamedSharding | None):
+            raise TypeError(f"`device` must be a jax.Device or a NamedSharding, got {device!r}")
+        sharding = device if isinstance(device, NamedSharding) else None
+        self.functions = Functions(apply_fn, head_fn, vocab_size, max_length, sharding)
         self.params = params
         self.vocab_size = vocab_size
         if max_length is not None:
             self.max_length = max_length
-        self.capabilities = Capabilities(dtypes=dtypes, select=True, compile_round=True)
+        self.capabilities = Capabilities(dtypes=dtypes, compile_round=True)
         self.device = device
-        self.desk = Desk()
         self._init_cache_fn = init_cache_fn
-        self._batch_axis = batch_axis
 
     @classmethod
     def from_pretrained(
-        cls, checkpoint: str | PathLike[str], *, dtype: str = "float32", device: str | None = None
+        cls,
+        checkpoint: str | PathLike[str],
+        *,
+        dtype: str = "float32",
+        device: str | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        replicate: bool = False,
     ) -> "JaxModel":
         """Load a Llama-family checkpoint (Llama, Mistral, Qwen2, Qwen3).
 
@@ -193,6 +144,11 @@ class JaxModel:
             Normalisation, softmax, rotations and logits are never in less than float32.
         device : str, optional
             A platform of JAX, with an index or without: ``"cpu"``, ``"cuda:1"``. None leaves it to JAX.
+        mesh : jax.sharding.Mesh, optional
+            Devices along one axis that the model is split over: heads, inner sizes and token ids (tensor parallelism).
+            Every device reads its own part of the weights, and holds its own heads of the cache.
+        replicate : bool, default: False
+            Give every device of the `mesh` the whole model: a small draft beside a target that is split.
 
         Returns
         -------
@@ -204,7 +160,8 @@ class JaxModel:
         FileNotFoundError
             If the directory or a file in it is missing.
         ValueError
-            If `dtype` or `device` is another, or the files do not agree with each other.
+            If `dtype` or `device` is another, the files do not agree with each other, or the mesh does not divide the
+            model's heads and inner sizes.
         CapabilityError
             If the architecture is none of those supported, or float64 is not enabled.
 
@@ -223,14 +180,20 @@ class JaxModel:
                 '`dtype` = "float64" needs 64-bit JAX: call jax.config.update("jax_enable_x64", True) before anything '
                 "else, or set JAX_ENABLE_X64=1"
             )
-        where = _device(device)
+        if mesh is None and replicate:
+            raise ValueError("`replicate` must be False without a `mesh`: there is one device")
+        if mesh is not None and device is not None:
+            raise ValueError(f"`device` must be None where there is a `mesh`, which says it all, got {device!r}")
+        where = named_device(device)
         path = Path(checkpoint)
         config = read_config(path)
+        if mesh is not None:
+            where = replicated(mesh) if replicate else cache_sharding(checked_mesh(mesh, config))
         numbers = jnp.dtype(dtype)
-        decoder = _decoder(config)
+        decoder = LlamaDecoder(config)
         return cls(
             decoder.apply,
-            read_params(path, config, numbers, where),
+            read_params(path, config, numbers, where, split=mesh is not None and not replicate),
             functools.partial(decoder.init_cache, dtype=numbers),
             config.vocab_size,
             head_fn=decoder.head,
@@ -264,10 +227,13 @@ class JaxModel:
         checked_sizes(batch_size, capacity)
         size = capacity_bucket(capacity)
         self._check_memory(batch_size, size)
-        with jax.default_device(self.device):
-            arrays = self._init_cache_fn(batch_size, size)
-        if self.device is not None:
-            arrays = jax.device_put(arrays, self.device)
+        if isinstance(self.device, NamedSharding):  # never whole on one device
+            arrays = jax.jit(lambda: self._init_cache_fn(batch_size, size), out_shardings=self.device)()
+        else:
+            with jax.default_device(self.device):
+                arrays = self._init_cache_fn(batch_size, size)
+            if self.device is not None:
+                arrays = jax.device_put(arrays, self.device)
         return JaxCache(arrays, np.zeros(batch_size, np.int32), capacity)
 
     def score(self, cache: JaxCache, tokens: Any, /, *, num_logits: int | None = None) -> tuple[Array, JaxCache]:
@@ -300,6 +266,8 @@ class JaxModel:
         if is_traced(tokens, cache):
             return TracedModel(self.functions, self.params).score(cache, jnp.asarray(tokens), num_logits=num_logits)
         lengths = on_host(cache.lengths)
+        if isinstance(self.device, NamedSharding):
+            tokens = on_host(tokens)  # from wherever they are to every device
         block = checked_block(tokens, lengths, int(cache.capacity), self.vocab_size)
         length = block.shape[1]
         wanted = checked_num_logits(num_logits, length)
@@ -346,30 +314,6 @@ class JaxModel:
             return TracedModel(self.functions, self.params).rollback(cache, lengths)
         return cache._replace(lengths=checked_lengths(lengths, on_host(cache.lengths)))
 
-    def select(self, cache: JaxCache, rows: Any) -> JaxCache:
-        """Return a cache of some rows, in the order given.
-
-        Parameters
-        ----------
-        cache : JaxCache
-            Must not be used again.
-        rows : array
-            Integers of shape ``(R,)``, each in ``[0, B)``; a row named twice is copied twice.
-
-        Returns
-        -------
-        JaxCache
-            Of R rows, with memory of its own.
-
-        Raises
-        ------
-        ValueError
-            If a row does not exist.
-        """
-        lengths = on_host(cache.lengths)
-        chosen = checked_rows(rows, len(lengths))
-        return cache._replace(arrays=_take(cache.arrays, chosen, axis=self._batch_axis), lengths=lengths[chosen])
-
     def compile_round(self, drafter: Drafter[Any] | None, sampling: Sampling, lookahead: int) -> DecodeRound:
         """Return `specsampling.decode_round`, compiled; see `specsampling_jax.compile_round`."""
         from ._round import compile_round
@@ -377,10 +321,13 @@ class JaxModel:
         return compile_round(self, drafter, sampling, lookahead)
 
     def _check_memory(self, batch_size: int, capacity: int) -> None:
-        """Refuse a cache that is larger than all memory of the device, before any of it is asked for."""
+        """Refuse a cache that is larger than all memory of a device, before any of it is asked for."""
         leaves = jax.tree.leaves(jax.eval_shape(lambda: self._init_cache_fn(batch_size, capacity)))
-        needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-        device = jax.devices()[0] if self.device is None else self.device
+        shapes = [leaf.shape for leaf in leaves]
+        if isinstance(self.device, NamedSharding):
+            shapes = [self.device.shard_shape(shape) for shape in shapes]
+        needed = sum(math.prod(shape) * leaf.dtype.itemsize for shape, leaf in zip(shapes, leaves, strict=True))
+        device = min(self.devices, key=lambda device: (device.process_index != jax.process_index(), device.id))
         limit = (device.memory_stats() or {}).get("bytes_limit")
         if limit is not None and needed > limit:
             raise CapabilityError(
@@ -388,67 +335,17 @@ class JaxModel:
                 f"{device} has {limit:,}"
             )
 
-
-@functools.cache
-def _decoder(config: LlamaConfig) -> LlamaDecoder:
-    # One object per configuration: jit tells functions apart by identity.
-    return LlamaDecoder(config)
-
-
-def capacity_bucket(capacity: int) -> int:
-    """Return how many tokens are allocated where `capacity` are asked for: at most a quarter or 32 more.
-
-    Examples
-    --------
-    >>> from specsampling_jax._model import capacity_bucket
-    >>> [capacity_bucket(capacity) for capacity in (1, 33, 1000, 1100)]
-    [32, 64, 1024, 1280]
-    """
-    step = max(32, 1 << max(capacity.bit_length() - 3, 0))
-    return max(1, -(-capacity // step)) * step
-
-
-def width_bucket(length: int) -> int:
-    """Return the width that a block of `length` tokens is padded to: the next power of two, or 0."""
-    return 0 if length == 0 else 1 << (length - 1).bit_length()
-
-
-def is_traced(x: Any, cache: JaxCache) -> bool:
-    """Return whether a call happens inside a trace, where no value can be looked at."""
-    return isinstance(x, jax.core.Tracer) or isinstance(cache.lengths, jax.core.Tracer)
-
-
-def _forward(
-    functions: Functions, params: Any, arrays: Any, lengths: Array, tokens: Array, length: Array, num_logits: int
-) -> tuple[Array, Any]:
-    """Append a block, of which the first `length` columns are real, and return the logits of the last of these."""
-    hidden, arrays = functions.apply_fn(params, arrays, tokens.astype(jnp.int32), lengths)
-    if not isinstance(length, int) or num_logits < length:
-        # A padded block may have fewer real columns than are computed: the caller takes the last ones.
-        columns = jnp.maximum(length - num_logits + jnp.arange(num_logits), 0)
-        hidden = jnp.take(hidden, columns, axis=1)
-    return hidden if functions.head_fn is None else functions.head_fn(params, hidden), arrays
+    @property
+    def devices(self) -> frozenset[Any]:
+        """The devices that caches are on."""
+        return devices_of(self.device)
 
 
 @functools.partial(jax.jit, static_argnames=("functions", "num_logits"), donate_argnames=("arrays",))
 def _score(
     functions: Functions, params: Any, arrays: Any, lengths: Array, tokens: Array, length: Array, *, num_logits: int
 ) -> tuple[Array, Any]:
-    return _forward(functions, params, arrays, lengths, tokens, length, num_logits)
-
-
-@functools.partial(jax.jit, static_argnames=("axis",))
-def _take(arrays: Any, rows: Array, *, axis: int) -> Any:
-    return jax.tree.map(lambda x: jnp.take(x, rows, axis=axis), arrays)
-
-
-def _device(name: str | None) -> Any:
-    """Return the JAX device of that name."""
-    if name is None:
-        return None
-    platform, _, index = name.partition(":")
-    try:
-        return jax.devices(platform)[int(index or 0)]
-    except (RuntimeError, ValueError, IndexError) as error:
-        known = ", ".join(sorted({f"{device.platform}:{device.id}" for device in jax.devices()}))
-        raise ValueError(f"`device` must be a device that JAX has ({known}), got {name!r}") from error
+    logits, arrays = forward(functions, params, arrays, lengths, tokens, length, num_logits)
+    if functions.sharding is not None:  # outside of a trace every process may look at them
+        logits = constrained(logits, replicated(functions.sharding.mesh))
+    return logits, arrays

@@ -1,8 +1,8 @@
-"""A `specsampling.Randomness` inside a trace that is answered by one on the host, in order."""
+"""A `specsampling.Randomness` inside a trace that is answered by one on the host."""
 
 import contextlib
 import functools
-import threading
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,45 +13,58 @@ from jax.experimental import io_callback
 
 from specsampling import Array, Label, Randomness
 
-__all__ = ["AskingRandomness", "Desk"]
+__all__ = ["AskingRandomness", "answering"]
 
 
-class Desk:
-    """Where compiled code leaves its questions: it outlives a round, whose randomness sits behind it for a while."""
+class _Desk:
+    """Where one round's questions are answered; what an answer raises is kept for whoever runs the round."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._randomness: Randomness | None = None
-        self._error: Exception | None = None
+    def __init__(self, randomness: Randomness) -> None:
+        self._randomness = randomness
+        self.error: Exception | None = None
 
-    @contextlib.contextmanager
-    def open(self, randomness: Randomness) -> Iterator[None]:
-        """Let `randomness` answer whatever is asked meanwhile, and raise what it raised; for one thread at a time."""
-        with self._lock:
-            self._randomness, self._error = randomness, None
+    def ask(self, question: str, label: Label, shape: tuple[int, ...], dtype: Any, weights: Any) -> Any:
+        if self.error is None:
             try:
-                yield
-            finally:
-                self._randomness = None
-            if self._error is not None:
-                raise self._error
-
-    def ask(self, question: str, label: Label, shape: tuple[int, ...], dtype: Any, *weights: Any) -> Any:
-        """Answer a question on the host."""
-        try:
-            if self._error is None:
                 answer = getattr(self._randomness, question)(*(np.asarray(x) for x in weights), label)
                 return np.asarray(answer, dtype).reshape(shape)
-        except Exception as error:  # raised again by whoever runs the compiled code
-            self._error = error
+            except Exception as error:  # raised again by `answering`
+                self.error = error
         return np.zeros(shape, dtype)
 
 
-class AskingRandomness:
-    """Passes every question on to a desk by an ordered callback; lives inside a trace."""
+# Compiled code is shared, so it does not know whom to ask: the number of a desk comes in as an argument.
+_desks: dict[int, _Desk] = {}
+_numbers = itertools.count()
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+
+@contextlib.contextmanager
+def answering(randomness: Randomness) -> Iterator[Any]:
+    """Let `randomness` answer what compiled code asks under the number given, and raise what it raised."""
+    number = next(_numbers) % 2**31
+    desk = _desks[number] = _Desk(randomness)
+    try:
+        yield np.int32(number)
+    finally:
+        del _desks[number]
+    if desk.error is not None:
+        raise desk.error
+
+
+class AskingRandomness:
+    """Passes every question on to the host; lives inside a trace.
+
+    Parameters
+    ----------
+    number : array
+        Under which `answering` gives the answers.
+    ordered : bool
+        Whether callbacks keep their order by themselves. On more than one device JAX cannot do that; there every
+        question waits for the answers it depends on, as one about a slot does for the slots before.
+    """
+
+    def __init__(self, number: Array, *, ordered: bool) -> None:
+        self._number, self._ordered = number, ordered
 
     def accept(self, numerator: Array, denominator: Array, label: Label) -> Array:
         """Ask for booleans ``(B, K)``."""
@@ -64,6 +77,10 @@ class AskingRandomness:
     def _ask(self, question: str, label: Label, shape: tuple[int, ...], dtype: Any, *weights: Array) -> Array:
         # NumPy has no bfloat16.
         weights = tuple(x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in weights)
-        ask = functools.partial(self._desk.ask, question, label, shape, dtype)
         answer: Any = jax.eval_shape(lambda: jnp.zeros(shape, dtype))
-        return io_callback(ask, answer, *weights, ordered=True)
+        ask = functools.partial(_ask_host, question, label, shape, dtype)
+        return io_callback(ask, answer, self._number, *weights, ordered=self._ordered)
+
+
+def _ask_host(question: str, label: Label, shape: tuple[int, ...], dtype: Any, number: Any, *weights: Any) -> Any:
+    return _desks[int(number)].ask(question, label, shape, dtype, weights)

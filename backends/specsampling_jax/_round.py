@@ -34,13 +34,13 @@ from specsampling import (
 )
 
 from ._checks import on_host
-from ._model import Functions, JaxCache, JaxModel, TracedModel, capacity_bucket
-from ._randomness import AskingRandomness, Desk
+from ._functions import Functions, JaxCache, TracedModel, capacity_bucket
+from ._model import JaxModel
+from ._packing import WIDTH, Numbers, pack, pack_rows, unpack, unpack_rows, wide
+from ._randomness import AskingRandomness, answering
+from ._sharding import constrained, replicated
 
 __all__ = ["compile_round"]
-
-_WIDTH = 2
-"""Tokens of each row's text that go in: a draft lacks one or, after a fully accepted block, two."""
 
 
 class _Fixed(NamedTuple):
@@ -54,31 +54,7 @@ class _Fixed(NamedTuple):
     end_tokens: tuple[int, ...]
     logprobs: Any
     capacity: int
-    desk: Desk | None
-
-
-class _Rows(NamedTuple):
-    """Columns of the integer array ``(B, 4 + _WIDTH)`` that goes in: one transfer for all of them."""
-
-    lengths: Array
-    num_held: Array
-    limits: Array
-    end_bans: Array
-    recent: Array  # (B, _WIDTH): the last tokens, from position ``max(lengths - _WIDTH, 0)`` on
-
-
-class _Numbers(NamedTuple):
-    """Columns of the integer array that comes out, before the bits of the floating-point ones."""
-
-    num_proposed: Array
-    num_accepted: Array
-    bad_target_slot: Array
-    bad_draft_slot: Array
-    draft_calls: Array  # the same in every row, as is the next; fixed, but found out while tracing
-    is_point_mass: Array
-    target_lengths: Array
-    draft_lengths: Array
-    num_held: Array
+    asks_host: bool
 
 
 def compile_round(target: JaxModel, drafter: Drafter[Any] | None, sampling: Sampling, lookahead: int) -> DecodeRound:
@@ -164,43 +140,36 @@ class _CompiledRound:
             end_tokens=end_tokens,  # bans that have run out are zeros, and compile nothing anew
             logprobs=logprobs,
             capacity=capacity_bucket(context.tokens.shape[1]),
-            desk=None,
+            # A subclass may answer in another way.
+            asks_host=type(randomness) is not UniformRandomness,
         )
-        is_answered = type(randomness) is UniformRandomness
-        uniforms = _uniforms(randomness) if isinstance(randomness, UniformRandomness) and is_answered else None
-        if not is_answered:
-            fixed = fixed._replace(desk=self._target.desk)
 
         calls_before = getattr(drafter, "num_calls", 0)
         state, proposal = carry.drafter_state, None
         draft: Any = None
         if drafter is not None and _is_traceable(drafter, self._target):
             draft = drafter
-            state = draft.catch_up(state, context, _WIDTH)
+            state = draft.catch_up(state, context, WIDTH)
             fixed = fixed._replace(draft=draft.model.functions)
-            _check_room("draft", state.cache, np.minimum(state.num_held, context.lengths - 1), _WIDTH)
+            _check_room("draft", state.cache, np.minimum(state.num_held, context.lengths - 1), WIDTH)
             _check_room("draft", state.cache, None, context.lengths + lookahead - 1)
         elif drafter is not None:
             settings = sampling if draft_sampling is None else draft_sampling
             proposed, state = drafter.propose(state, context, lookahead, settings, randomness)
             proposal = _as_arguments(proposed)
         _check_room("target", carry.target_cache, context.lengths - 1, lookahead + 1)
-        arguments = (
-            (self._target.params, None if draft is None else draft.model.params),
-            (carry.target_cache.arrays, None if draft is None else state.cache.arrays),
-            _pack_rows(context, None if draft is None else state.num_held, limits, end_bans),
-            uniforms,
-            proposal,
-        )
-        if fixed.desk is None:
-            packed, like, arrays = _run(fixed, *arguments)
+        params = (self._target.params, None if draft is None else draft.model.params)
+        arrays = (carry.target_cache.arrays, None if draft is None else state.cache.arrays)
+        rows = pack_rows(context, None if draft is None else state.num_held, limits, end_bans)
+        if isinstance(randomness, UniformRandomness) and not fixed.asks_host:
+            packed, like, arrays = _run(fixed, params, arrays, rows, _uniforms(randomness), proposal)
             answer = np.asarray(packed)  # the one transfer, and where the host waits
         else:
-            with fixed.desk.open(randomness):
-                packed, like, arrays = _run(fixed, *arguments)
+            with answering(randomness) as number:
+                packed, like, arrays = _run(fixed, params, arrays, rows, number, proposal)
                 answer = np.asarray(packed)
 
-        output, numbers = _unpack(answer, lookahead, logprobs is not None)
+        output, numbers = unpack(answer, lookahead, logprobs is not None)
         if draft is not None:
             draft.num_calls += output.draft_calls
             cache = JaxCache(arrays[1], numbers.draft_lengths, state.cache.capacity)
@@ -233,21 +202,24 @@ class _Given:
 
 @functools.partial(jax.jit, static_argnames=("fixed",), donate_argnames=("arrays",))
 def _run(
-    fixed: _Fixed, params: Any, arrays: Any, rows: Array, uniforms: Array | None, proposal: Proposal | None
+    fixed: _Fixed, params: Any, arrays: Any, rows: Array, decisions: Array, proposal: Proposal | None
 ) -> tuple[Array, Array, Any]:
-    """Trace a round; return what the host needs in one array, the rows' next tokens, and both caches."""
-    row = _Rows(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:])
+    """Trace a round; return what the host needs in one array, the rows' next tokens, and both caches.
+
+    `decisions` is the round's uniforms, or the number under which the host answers.
+    """
+    row = unpack_rows(rows)
     lengths = row.lengths
     zeros = jnp.zeros_like(lengths)
-    columns = jnp.maximum(lengths - _WIDTH, 0)[:, None] + jnp.arange(_WIDTH, dtype=lengths.dtype)
+    columns = jnp.maximum(lengths - WIDTH, 0)[:, None] + jnp.arange(WIDTH, dtype=lengths.dtype)
     tokens = jnp.zeros((len(lengths), fixed.capacity), jnp.int32)
     tokens = tokens.at[jnp.arange(len(lengths))[:, None], columns].set(row.recent, mode="drop")
+    sharding = fixed.target.sharding
     randomness: Randomness
-    if fixed.desk is None:
-        assert uniforms is not None
-        randomness = UniformRandomness(uniforms, (uniforms.shape[1] - 1) // 2)
+    if fixed.asks_host:
+        randomness = AskingRandomness(decisions, ordered=sharding is None)
     else:
-        randomness = AskingRandomness(fixed.desk)
+        randomness = UniformRandomness(decisions, (decisions.shape[1] - 1) // 2)
 
     drafter: Drafter[Any] | None = None
     state: Any = None
@@ -271,7 +243,7 @@ def _run(
         logprobs=fixed.logprobs,
     )
     state = carry.drafter_state
-    numbers = _Numbers(
+    numbers = Numbers(
         num_proposed=output.num_proposed,
         num_accepted=output.num_accepted,
         bad_target_slot=output.bad_target_slot,
@@ -282,64 +254,20 @@ def _run(
         draft_lengths=zeros if state is None else state.cache.lengths,
         num_held=zeros if state is None else state.num_held,
     )
-    parts = [output.tokens, jnp.stack(numbers, axis=1)]
-    parts += [_as_bits(x) for x in (output.overlap, output.logprobs) if x is not None]
-    packed = jnp.concatenate([part.astype(jnp.int32) for part in parts], axis=1)
+    packed = pack(output, numbers)
+    if sharding is not None:
+        packed = constrained(packed, replicated(sharding.mesh))
     return packed, carry.like, (carry.target_cache.arrays, None if state is None else state.cache.arrays)
-
-
-def _wide() -> Any:
-    """Return the widest floating dtype there is: float32 unless ``jax_enable_x64`` is set."""
-    return jax.dtypes.canonicalize_dtype(np.float64)
-
-
-def _as_bits(x: Array) -> Array:
-    """Return ``(B, n)`` floating-point numbers as int32."""
-    bits = jax.lax.bitcast_convert_type(x.astype(_wide()), jnp.int32)
-    return bits.reshape(len(x), -1)
-
-
-def _unpack(answer: Any, lookahead: int, has_logprobs: bool) -> tuple[RoundOutput, _Numbers]:
-    """Take apart what `_run` has put together, on the host."""
-    stop = lookahead + 1 + len(_Numbers._fields)
-    numbers = _Numbers(*np.ascontiguousarray(answer[:, lookahead + 1 : stop].T))
-    floats = np.ascontiguousarray(answer[:, stop:]).view(_wide())
-    output = RoundOutput(
-        tokens=answer[:, : lookahead + 1],
-        num_proposed=numbers.num_proposed,
-        num_accepted=numbers.num_accepted,
-        bad_target_slot=numbers.bad_target_slot,
-        bad_draft_slot=numbers.bad_draft_slot,
-        logprobs=floats[:, lookahead:] if has_logprobs else None,
-        overlap=floats[:, :lookahead],
-        draft_calls=int(numbers.draft_calls[0]),
-        is_point_mass=bool(numbers.is_point_mass[0]),
-    )
-    return output, numbers
-
-
-def _pack_rows(context: Context, num_held: Any, limits: Any, end_bans: Any) -> Any:
-    tokens, lengths = context
-    zeros = np.zeros_like(lengths)
-    columns = np.maximum(lengths - _WIDTH, 0)[:, None] + np.arange(_WIDTH)
-    rows = _Rows(
-        lengths=lengths,
-        num_held=zeros if num_held is None else on_host(num_held),
-        limits=on_host(limits),
-        end_bans=zeros if end_bans is None else on_host(end_bans),
-        recent=tokens[np.arange(len(lengths))[:, None], np.minimum(columns, tokens.shape[1] - 1)],
-    )
-    return np.column_stack(rows).astype(np.int32)
 
 
 def _uniforms(randomness: UniformRandomness) -> Any:
     """Return the uniforms on the host, in the widest dtype of JAX: narrower ones are made of them in the trace."""
-    return randomness.uniforms_like(np.zeros(0, _wide()))
+    return randomness.uniforms_like(np.zeros(0, wide()))
 
 
 def _is_traceable(drafter: Drafter[Any], target: JaxModel) -> bool:
     # Not a subclass, which may propose in another way.
-    return type(drafter) is ModelDrafter and type(drafter.model) is JaxModel and drafter.model.device == target.device
+    return type(drafter) is ModelDrafter and type(drafter.model) is JaxModel and drafter.model.devices == target.devices
 
 
 def _as_arguments(proposal: Proposal) -> Proposal:

@@ -17,7 +17,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from specsampling_jax import JaxModel, load  # noqa: E402
-from specsampling_jax._model import TracedModel, capacity_bucket, width_bucket  # noqa: E402
+from specsampling_jax._functions import TracedModel, capacity_bucket, width_bucket  # noqa: E402
 
 V = 7
 
@@ -48,7 +48,7 @@ def test_logits_equal_those_of_the_numpy_backend_on_the_bundled_pair(name: str):
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_blocks_rollbacks_and_selections_equal_the_numpy_backends(model: Any, reference: Any, data: st.DataObject):
+def test_blocks_and_rollbacks_equal_the_numpy_backends(model: Any, reference: Any, data: st.DataObject):
     capacity, models = 9, (model, reference)
     caches = [each.init_cache(3, capacity) for each in models]
     for step in range(data.draw(st.integers(1, 5), label="calls")):
@@ -59,9 +59,6 @@ def test_blocks_rollbacks_and_selections_equal_the_numpy_backends(model: Any, re
         caches = [cache for _, cache in results]
         assert results[0][0].shape == (3, wanted, V)
         np.testing.assert_allclose(results[0][0], results[1][0], rtol=0, atol=1e-4)
-        if data.draw(st.booleans(), label="select"):
-            rows = np.array(data.draw(st.lists(st.integers(0, 2), min_size=3, max_size=3)))
-            caches = [each.select(cache, rows) for each, cache in zip(models, caches, strict=True)]
         lengths = np.array([data.draw(st.integers(0, int(length))) for length in caches[1].lengths])
         caches = [each.rollback(cache, lengths) for each, cache in zip(models, caches, strict=True)]
         assert caches[0].lengths.tolist() == caches[1].lengths.tolist()
@@ -128,8 +125,6 @@ def test_other_arguments_out_of_range_are_refused(model: JaxModel):
         (lambda: model.init_cache(-1, 4), "non-negative, got -1 and 4"),
         (lambda: model.score(cache, [[1]], num_logits=2), "between 0 and the block's 1 tokens, got 2"),
         (lambda: model.rollback(cache, [1, 2]), "B = 1"),
-        (lambda: model.select(cache, [1]), r"in \[0, 1\)"),
-        (lambda: model.select(cache, [[0]]), "one-dimensional"),
         (lambda: JaxModel(print, {}, print, 0), "`vocab_size` must be a positive integer, got 0"),
         (lambda: JaxModel(print, {}, print, 3, max_length=0), "`max_length`"),
     ):
@@ -137,22 +132,25 @@ def test_other_arguments_out_of_range_are_refused(model: JaxModel):
             call()
     for call, message in (
         (lambda: model.rollback(cache, [0.0]), "`lengths` must be an integer"),
-        (lambda: model.select(cache, [0.0]), "`rows` must be an integer"),
+        (lambda: JaxModel(print, {}, print, 3, device="cpu"), "`device` must be a jax.Device or a NamedSharding"),
         (lambda: JaxModel(None, {}, print, 3), "`apply_fn` must be callable"),
     ):
         with pytest.raises(TypeError, match=message):
             call()
 
 
-def test_a_cache_larger_than_the_device_is_refused_before_it_is_allocated(model: JaxModel):
-    class Small:
+def test_a_cache_larger_than_the_device_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch):
+    class Small:  # JAX tells of no limit on CPUs
+        process_index = id = 0
+
         def memory_stats(self) -> dict[str, int]:
             return {"bytes_limit": 10_000}
 
         def __repr__(self) -> str:
             return "a small device"
 
-    ours = JaxModel(print, {}, lambda b, c: jnp.zeros((b, c), jnp.float32), V, device=Small())
+    ours = JaxModel(print, {}, lambda b, c: jnp.zeros((b, c), jnp.float32), V)
+    monkeypatch.setattr(JaxModel, "devices", frozenset({Small()}))
     message = "`batch_size` = 100 and `capacity` = 32 needs 12,800 bytes, and a small device has 10,000"
     with pytest.raises(CapabilityError, match=message):
         ours.init_cache(100, 20)
@@ -198,6 +196,11 @@ def test_an_apply_function_that_clamps_is_never_given_a_block_past_its_arrays():
     logits, cache = model.score(cache, block(1, 5, seed=1))
     expected = int(block(1, 27).sum()) + np.cumsum(block(1, 5, seed=1))
     assert logits[0, :, 0].tolist() == expected.tolist()
+
+
+def test_no_row_is_dropped_where_a_new_batch_size_would_compile_everything_anew(model: JaxModel):
+    assert not hasattr(model, "select")
+    assert not model.capabilities.select
 
 
 def test_calls_compile_once_for_each_bucket():
@@ -263,7 +266,7 @@ def test_loading_refuses_what_it_cannot_do(folder: Callable[..., Path]):
         ({"dtype": "float64"}, CapabilityError, "jax_enable_x64"),
         ({"device": "abacus"}, ValueError, r"a device that JAX has \(cpu:0.*got 'abacus'"),
         ({"device": "cpu:99"}, ValueError, "got 'cpu:99'"),
-        ({"mesh": 1}, TypeError, "unknown options 'mesh'"),
+        ({"quantised": True}, TypeError, "unknown options 'quantised'"),
     ):
         with pytest.raises(error, match=message):
             load(folder(), **options)
