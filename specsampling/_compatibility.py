@@ -48,8 +48,9 @@ def check_compatibility(
     for name, model in (("target", target), ("draft", drafter)):
         limit = getattr(model, "max_rollback", None)
         if limit is not None and lookahead + 1 > limit:
+            remedy = f"use a lookahead of at most {limit - 1}" if limit else "no lookahead is short enough"
             reasons.append(
                 f"`lookahead` = {lookahead} needs the {name} to roll back {lookahead + 1} tokens, and its "
-                f"`max_rollback` is {limit}; use a lookahead of at most {limit - 1}"
+                f"`max_rollback` is {limit}; {remedy}"
             )
     return reasons

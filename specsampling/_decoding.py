@@ -163,6 +163,7 @@ class Decoder:
             hasattr(target, "select")
             and (self.drafter is None or hasattr(self.drafter, "select"))
             and not self._can_compile  # a new batch size would be a new trace
+            and not self.validate  # whose messages name the rows of the whole batch
         )
         self._compiled: dict[int, DecodeRound] = {}
         self._metered_target = MeteredModel(target)
@@ -231,7 +232,7 @@ class Decoder:
             max_new_tokens=limits,
             row_ids=row_keys,
             rounds=np.zeros(batch_size, dtype=np.int64),
-            finished=np.where(limits == 0, LENGTH, RUNNING).astype(np.int8),
+            status=np.where(limits == 0, LENGTH, RUNNING).astype(np.int8),
             rows=np.arange(batch_size),
             carry=RoundCarry(fed.cache, drafter_state, fed.like),
             max_lookahead=largest,
@@ -346,7 +347,7 @@ class Decoder:
     def _drop_finished(self, state: DecoderState) -> DecoderState:
         if not self._can_select:
             return state
-        kept = np.nonzero(state.finished[state.rows] == RUNNING)[0]
+        kept = np.nonzero(state.status[state.rows] == RUNNING)[0]
         if kept.size == state.rows.size:
             return state
         target: Any = self.target

@@ -70,7 +70,7 @@ class Run:
 
         return Generation(
             tokens=new(state.tokens),
-            finish_reasons=REASONS[state.finished].tolist(),
+            finish_reasons=REASONS[state.status].tolist(),
             logprobs=None if self._logprobs is None else new(self._logprobs),
             from_draft=new(self._from_draft),
             seed=self.decoder.seed,

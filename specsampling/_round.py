@@ -177,38 +177,15 @@ def decode_round(
     >>> out.tokens.tolist(), out.num_accepted.tolist()
     ([[1, 2, 0]], [2])
     """
-    ctx = namespace(context.lengths)
-    lengths = context.lengths
     calls_before = getattr(drafter, "num_calls", 0)
-    if drafter is None:
-        empty = ctx.zeros((lengths.shape[0], 0), dtype=lengths.dtype)
-        proposal, drafter_state = Proposal(empty, ctx.zeros_like(lengths), None), None
-    else:
-        answer = drafter.propose(
-            carry.drafter_state,
-            context,
-            lookahead,
-            sampling if draft_sampling is None else draft_sampling,
-            randomness,
-        )
-        proposal, drafter_state = _checked_answer(answer, lengths.shape[0], lookahead)
+    settings = sampling if draft_sampling is None else draft_sampling
+    proposal, drafter_state = _propose(drafter, carry.drafter_state, context, lookahead, settings, randomness)
     draft_calls = getattr(drafter, "num_calls", 0) - calls_before
 
-    last = take_along_axis(context.tokens, lengths[:, None] - 1, 1)
-    last, rolled_back = move(last, carry.like), move(lengths - 1, carry.like)
-    tokens, num_tokens = (move(x, carry.like) for x in proposal[:2])
-    xp = namespace(last)
-    tokens = xp.astype(tokens, last.dtype, copy=False)
-    # A drafter may know ids that the target lacks (`pad_vocab`); they have probability zero below, and any valid id
-    # can stand in for them here, because nothing after a rejected token is read.
-    fed = xp.where((tokens >= 0) & (tokens < target.vocab_size), tokens, 0)
-    cache = target.rollback(carry.target_cache, rolled_back)
-    logits, cache = target.score(cache, xp.concat([last, fed], axis=1))
-
+    tokens, logits, cache = _score(target, carry, context, proposal.tokens)
     xp = namespace(logits)
-    tokens, num_tokens, limits = (move(x, logits) for x in (tokens, num_tokens, limits))
-    num_tokens = xp.astype(num_tokens, tokens.dtype, copy=False)
-    limits = xp.astype(limits, tokens.dtype, copy=False)
+    tokens = move(tokens, logits)
+    num_tokens, limits = (xp.astype(move(x, logits), tokens.dtype, copy=False) for x in (proposal.num_tokens, limits))
     num_tokens = xp.clip(num_tokens, 0, lookahead)  # what a drafter claims beyond its block does not exist
     num_tokens = xp.where(num_tokens < limits, num_tokens, limits - 1)
     num_tokens = xp.where(limits > 0, num_tokens, 0)
@@ -219,22 +196,15 @@ def decode_round(
         vocab_size = max(target_probs.shape[-1], draft_probs.shape[-1])
         draft_probs = pad_last(move(draft_probs, logits), vocab_size)
         padded_probs = pad_last(target_probs, vocab_size)
+    proposal = Proposal(tokens, num_tokens, draft_probs)
 
     slots = xp.arange(lookahead + 1, dtype=tokens.dtype, device=device(tokens))
-    is_active = limits[:, None] > 0
-    is_used = (slots <= num_tokens[:, None]) & is_active
-    bad_target_slot = _first(xp.isnan(target_probs[:, :, 0]) & is_used, slots)
-    bad_draft_slot = xp.full_like(bad_target_slot, -1)
-    if draft_probs is not None and lookahead > 0:
-        is_used = (slots < num_tokens[:, None])[:, :lookahead]
-        bad_draft_slot = _first(~xp.isfinite(xp.sum(draft_probs, axis=-1)) & is_used, slots[:lookahead])
-    proposal = Proposal(tokens, num_tokens, draft_probs)
+    bad_target_slot, bad_draft_slot = _bad_slots(proposal, target_probs, limits, slots)
     if validate and int(xp.max(bad_target_slot)) < 0 and int(xp.max(bad_draft_slot)) < 0:
         check_values(proposal, padded_probs, np.flatnonzero(to_host(limits)).tolist())
     verdict = verify(proposal, padded_probs, randomness)
 
-    num_accepted = verdict.num_accepted[:, None]
-    next_token = verdict.next_token[:, None]
+    num_accepted, next_token = verdict.num_accepted[:, None], verdict.next_token[:, None]
     emitted = xp.concat([tokens, next_token], axis=1)
     emitted = xp.where(slots < num_accepted, emitted, xp.where(slots == num_accepted, next_token, 0))
     token_logprobs = None
@@ -252,6 +222,51 @@ def decode_round(
         is_point_mass=draft_probs is None,
     )
     return output, RoundCarry(cache, drafter_state, marker(logits))
+
+
+def _propose(
+    drafter: Drafter[Any] | None,
+    state: Any,
+    context: Context,
+    lookahead: int,
+    sampling: Sampling,
+    randomness: Randomness,
+) -> tuple[Proposal, Any]:
+    batch_size = context.lengths.shape[0]
+    if drafter is None:
+        xp = namespace(context.lengths)
+        empty = xp.zeros((batch_size, 0), dtype=context.lengths.dtype)
+        return Proposal(empty, xp.zeros_like(context.lengths), None), None
+    answer = drafter.propose(state, context, lookahead, sampling, randomness)
+    return _checked_answer(answer, batch_size, lookahead)
+
+
+def _score(target: Model[Any], carry: RoundCarry, context: Context, tokens: Array) -> tuple[Array, Array, Any]:
+    """Roll the target back to the committed text less its last token, and feed it that token and the proposed ones.
+
+    Returns the proposed tokens, in the dtype of the committed ones, the logits and the cache.
+    """
+    last = take_along_axis(context.tokens, context.lengths[:, None] - 1, 1)
+    last, rolled_back, tokens = (move(x, carry.like) for x in (last, context.lengths - 1, tokens))
+    xp = namespace(last)
+    tokens = xp.astype(tokens, last.dtype, copy=False)
+    # A drafter may know ids that the target lacks (`pad_vocab`); they have probability zero when they are verified, and
+    # any valid id can stand in for them here, because nothing after a rejected token is read.
+    fed = xp.where((tokens >= 0) & (tokens < target.vocab_size), tokens, 0)
+    cache = target.rollback(carry.target_cache, rolled_back)
+    return (tokens, *target.score(cache, xp.concat([last, fed], axis=1)))
+
+
+def _bad_slots(proposal: Proposal, target_probs: Array, limits: Array, slots: Array) -> tuple[Array, Array]:
+    """Return, per row, the first slot in use whose target row, and whose draft row, is no law; -1 for none."""
+    xp = namespace(target_probs)
+    num_tokens, draft_probs = proposal.num_tokens[:, None], proposal.probs
+    is_used = (slots <= num_tokens) & (limits[:, None] > 0)
+    bad_target_slot = _first(xp.isnan(target_probs[:, :, 0]) & is_used, slots)
+    if draft_probs is None or draft_probs.shape[1] == 0:
+        return bad_target_slot, xp.full_like(bad_target_slot, -1)
+    slots = slots[:-1]
+    return bad_target_slot, _first(~xp.isfinite(xp.sum(draft_probs, axis=-1)) & (slots < num_tokens), slots)
 
 
 def _checked_answer(answer: Any, batch_size: int, lookahead: int) -> tuple[Proposal, Any]:

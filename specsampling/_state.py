@@ -12,7 +12,7 @@ from specsampling._stopping import StopRules
 __all__ = ["DecoderState", "LENGTH", "REASONS", "RUNNING", "STOP", "commit_round"]
 
 RUNNING = 0
-"""`DecoderState.finished` of a row that goes on."""
+"""`DecoderState.status` of a row that goes on."""
 STOP = 1
 """... of one that met an end token or stop sequence."""
 LENGTH = 2
@@ -33,7 +33,7 @@ class DecoderState(NamedTuple):
     prompt_lengths, max_new_tokens, row_ids, rounds : ndarray
         Integer arrays ``(B,)``: what the row began with, its limit, the id its randomness is drawn under and how many
         rounds it has had.
-    finished : ndarray
+    status : ndarray
         Integer array ``(B,)``: 0 while a row goes on, 1 when it met an end token or stop sequence, 2 at its limit.
     rows : ndarray
         Integer array: the rows that the caches hold, in order. Finished rows are dropped from it where both models can
@@ -52,7 +52,7 @@ class DecoderState(NamedTuple):
     max_new_tokens: np.ndarray
     row_ids: np.ndarray
     rounds: np.ndarray
-    finished: np.ndarray
+    status: np.ndarray
     rows: np.ndarray
     carry: RoundCarry
     max_lookahead: int
@@ -61,7 +61,7 @@ class DecoderState(NamedTuple):
     @property
     def is_done(self) -> bool:
         """Whether every row has finished."""
-        return bool(np.all(self.finished != RUNNING))
+        return bool(np.all(self.status != RUNNING))
 
     def new_tokens(self, row: int) -> list[int]:
         """Return the tokens that `row` has committed after its prompt."""
@@ -72,7 +72,7 @@ class DecoderState(NamedTuple):
         """Return how many tokens each of `rows` may still emit; 0 once it has finished."""
         rows = self.rows
         left = self.max_new_tokens[rows] - (self.lengths[rows] - self.prompt_lengths[rows])
-        return np.where(self.finished[rows] == RUNNING, left, 0).astype(np.int32)
+        return np.where(self.status[rows] == RUNNING, left, 0).astype(np.int32)
 
 
 def commit_round(state: DecoderState, output: RoundOutput, stop_rules: StopRules) -> tuple[DecoderState, RoundInfo]:
@@ -113,9 +113,9 @@ def commit_round(state: DecoderState, output: RoundOutput, stop_rules: StopRules
     num_tested = np.minimum(np.minimum(num_accepted + 1, num_proposed), num_emitted)
     reasons = np.where(is_stopped, STOP, np.where(num_emitted == limits[active], LENGTH, RUNNING))
 
-    lengths, finished, rounds = state.lengths.copy(), state.finished.copy(), state.rounds.copy()
+    lengths, status, rounds = state.lengths.copy(), state.status.copy(), state.rounds.copy()
     lengths[rows] += num_emitted.astype(lengths.dtype)
-    finished[rows] = reasons
+    status[rows] = reasons
     rounds[rows] += 1
     is_tested = slots[:-1] < num_tested[:, None]
     info = RoundInfo(
@@ -133,7 +133,7 @@ def commit_round(state: DecoderState, output: RoundOutput, stop_rules: StopRules
         is_point_mass=bool(output.is_point_mass),
         times=PhaseTimes(),
     )
-    return state._replace(lengths=lengths, finished=finished, rounds=rounds), info
+    return state._replace(lengths=lengths, status=status, rounds=rounds), info
 
 
 def _check_finite(state: DecoderState, output: RoundOutput) -> None:

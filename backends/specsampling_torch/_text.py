@@ -19,7 +19,7 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
 # Decoding starts this many ids before the new ones: some tokenizers drop the space in front of the first id they see.
 _NUM_CONTEXT_IDS = 8
 
-# What `DecoderState.finished` says of a row that met a stop.
+# What `DecoderState.status` says of a row that met a stop.
 _STOP = 1
 
 
@@ -250,15 +250,15 @@ def _rounds(decoder: Decoder, state: DecoderState, rows: list["_Row"]) -> Genera
     while not state.is_done:
         state, info = decoder.step(state)
         rounds += 1
-        finished = np.array(state.finished)
+        status = np.array(state.status)
         for index, number in enumerate(info.rows.tolist()):
             row, count = rows[number], int(info.num_emitted[index])
             tokens, from_draft = info.tokens[index, :count].tolist(), info.from_draft[index, :count].tolist()
             piece = row.push(tokens, from_draft, info.finish_reasons[index])
             if row.finish_reason == "stop":
-                finished[number] = _STOP
+                status[number] = _STOP
             yield TextEvent(number, piece, row.finish_reason)
-        state = state._replace(finished=finished)
+        state = state._replace(status=status)
     return TextGeneration(
         texts=[row.text for row in rows],
         tokens=[row.tokens for row in rows],

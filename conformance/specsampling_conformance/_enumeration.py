@@ -1,6 +1,7 @@
 """T1: answer every random decision in every possible way, and so get the exact law of what the decoder puts out."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -68,24 +69,38 @@ class ExactLaw(NamedTuple):
         return law
 
 
+_Question: TypeAlias = tuple[int, Label]
+"""The number of a row's round, from 1, and the decision in it."""
+
+
 @dataclasses.dataclass(slots=True)
 class _Path:
-    """A way of answering: what is decided already, and where a row that follows it stands.
+    """A way of answering: what a row's questions are answered with, and how probable each answer was when last asked.
+
+    Answers are kept by question and not by their order: a drafter may draw tokens for the sake of other rows that this
+    row does not propose, and does not ask again when the company is another. What was not asked again keeps its
+    probability, so that all the ways of answering it still make one.
 
     `answers` grows as the row meets new questions, each with a sibling path left behind for every other answer.
     """
 
-    answers: list[int]
-    probability_at: float = 1.0  # of the answers it began with, as the run that left it behind saw it
+    answers: dict[_Question, tuple[int, float]]
     counts: bool = True
-    position: int = 0
-    probability: float = 1.0
     rounds: int = 0
+    given: dict[_Question, tuple[int, float]] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_given = len(self.answers)
+        self.given = dict(self.answers)
 
-    num_given: int = dataclasses.field(init=False, default=0)
+    @property
+    def probability(self) -> float:
+        return math.prod(chance for _, chance in self.answers.values())
+
+    @property
+    def drift(self) -> float:
+        """By how much the answers it began with are more or less probable than in the run that left it behind."""
+        before = math.prod(chance for _, chance in self.given.values())
+        return abs(math.prod(self.answers[question][1] for question in self.given) - before)
 
 
 class BranchingSource(RandomSource):
@@ -114,27 +129,23 @@ class BranchingSource(RandomSource):
                 self.paths[row].rounds += 1
         return _BranchingRound(self, rows)
 
-    def decide(self, row: int, probabilities: Sequence[float]) -> int:
+    def decide(self, row: int, label: Label, probabilities: Sequence[float]) -> int:
         """Return this row's answer to a question with these probabilities, which need not sum to one."""
         total = float(sum(probabilities))
         if row not in self.active or not total > 0:
             return max(range(len(probabilities)), key=lambda answer: probabilities[answer])
         path = self.paths[row]
-        possible = [answer for answer, probability in enumerate(probabilities) if probability > 0]
-        if path.position < len(path.answers):
-            answer = path.answers[path.position]
+        question = path.rounds, label
+        if question in path.answers:
+            answer = path.answers[question][0]
         else:
-            answer = possible[0]
+            answer, *others = (answer for answer, probability in enumerate(probabilities) if probability > 0)
             if path.counts:
-                for other in possible[1:]:
-                    probability_at = path.probability * probabilities[other] / total
-                    sibling = _Path([*path.answers, other], probability_at)
-                    self.pending[self.scenario_of[row]].append(sibling)
-            path.answers.append(answer)
-        path.position += 1
-        path.probability *= probabilities[answer] / total
-        if path.position == path.num_given and path.counts:
-            self.drift = max(self.drift, abs(path.probability - path.probability_at))
+                siblings = self.pending[self.scenario_of[row]]
+                siblings += (
+                    _Path({**path.answers, question: (other, probabilities[other] / total)}) for other in others
+                )
+        path.answers[question] = answer, probabilities[answer] / total
         return answer
 
 
@@ -160,7 +171,8 @@ class _BranchingRound(Randomness):
         for index, row in enumerate(self._rows):
             for column, (p, q) in enumerate(zip(numerator[index], denominator[index], strict=True)):
                 chance = 0.0 if not p > 0 else 1.0 if p >= q else float(p / q)
-                answers[index, column] = self._source.decide(row, (1.0 - chance, chance)) == 1
+                asked = Label(label.purpose, label.slot + column)
+                answers[index, column] = self._source.decide(row, asked, (1.0 - chance, chance)) == 1
                 if not answers[index, column] and not self._source.every_column:
                     break
         return answers
@@ -169,7 +181,8 @@ class _BranchingRound(Randomness):
         """Decide on host arrays; a compiled round calls back here."""
         self._audit(label, 1)
         return np.array(
-            [self._source.decide(row, weights[index].tolist()) for index, row in enumerate(self._rows)], dtype=np.int32
+            [self._source.decide(row, label, weights[index].tolist()) for index, row in enumerate(self._rows)],
+            dtype=np.int32,
         )
 
     def _audit(self, label: Label, num_slots: int) -> None:
@@ -229,7 +242,7 @@ def enumerate_laws(
     """
     source = BranchingSource(every_column=every_column)
     decoder = make_decoder(source)
-    source.pending = [[_Path([])] for _ in scenarios]
+    source.pending = [[_Path({})] for _ in scenarios]
     outcomes: list[dict[Outcome, float]] = [{} for _ in scenarios]
     num_paths = [0] * len(scenarios)
     while any(source.pending):
@@ -238,7 +251,7 @@ def enumerate_laws(
             number = row % len(scenarios)
             queue = source.pending[number]
             source.scenario_of[row] = number
-            source.paths[row] = queue.pop() if queue else _Path([], counts=False)
+            source.paths[row] = queue.pop() if queue else _Path({}, counts=False)
         chosen = [scenarios[source.scenario_of[row]] for row in range(batch_size)]
         state = decoder.init(
             [scenario.prompt for scenario in chosen],
@@ -247,7 +260,7 @@ def enumerate_laws(
         )
         step = 0
         while not state.is_done:
-            source.active = set(np.nonzero(state.finished == 0)[0].tolist())
+            source.active = set(np.nonzero(state.status == 0)[0].tolist())
             state, _ = decoder.step(state, lookahead=schedule[step % len(schedule)])
             step += 1
         for row, path in source.paths.items():
@@ -256,4 +269,5 @@ def enumerate_laws(
                 outcome = (tuple(state.new_tokens(row)), path.rounds)
                 outcomes[number][outcome] = outcomes[number].get(outcome, 0.0) + path.probability
                 num_paths[number] += 1
+                source.drift = max(source.drift, path.drift)
     return [ExactLaw(law, paths, source.drift) for law, paths in zip(outcomes, num_paths, strict=True)]

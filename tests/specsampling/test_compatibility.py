@@ -39,5 +39,10 @@ def test_lookahead_past_what_a_model_can_take_back_is_named(role, limit, fits): 
         assert check_compatibility(*pair, lookahead=limit - 1) == []
 
 
+def test_a_model_that_takes_nothing_back_is_offered_no_lookahead():
+    (reason,) = check_compatibility(flat(12, 0), None, lookahead=0)
+    assert reason.endswith("its `max_rollback` is 0; no lookahead is short enough")
+
+
 def test_every_reason_is_given():  # fault #161
     assert len(check_compatibility(flat(12, 2), flat(10, 3), lookahead=3)) == 3

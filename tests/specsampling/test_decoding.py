@@ -201,7 +201,7 @@ def test_state_begins_with_the_prompts():
     state = Decoder(cycle(5), None).init([[1, 2], [3]], max_new_tokens=[2, 0], row_ids=[7, 4])
     assert state.lengths.tolist() == state.prompt_lengths.tolist() == [2, 1]
     assert (state.row_ids.tolist(), state.rounds.tolist(), state.rows.tolist()) == ([7, 4], [0, 0], [0, 1])
-    assert state.finished.tolist() == [0, 2]  # nothing may be emitted: at its limit from the start
+    assert state.status.tolist() == [0, 2]  # nothing may be emitted: at its limit from the start
     assert not state.is_done
     assert state.new_tokens(0) == []
 
@@ -332,7 +332,7 @@ def test_finished_rows_are_dropped_where_both_can_else_masked(toys, target_selec
     limits = [9, 1, 4, 9]
     state = decoder.init([[0], [1], [2, 3], [4]], max_new_tokens=limits)
     while not state.is_done:
-        running = np.nonzero(state.finished == 0)[0].tolist()
+        running = np.nonzero(state.status == 0)[0].tolist()
         target.blocks.clear()
         state, info = decoder.step(state)
         assert info.rows.tolist() == running
@@ -511,6 +511,20 @@ def test_validation_finds_a_drafter_that_lies(toys):
     decoder = Decoder(toys.random_table(5), Liar([[1]]), lookahead=1, validate=True)
     with pytest.raises(ValueError, match="probability 0 to the proposed token 1 in row 0, slot 0"):
         decoder.step(decoder.init([0], max_new_tokens=4))
+
+
+def test_validation_names_rows_of_the_whole_batch(toys):
+    class LiarInTheSecondRound(Scripted):
+        def propose(self, *arguments):
+            proposal, state = super().propose(*arguments)
+            return proposal._replace(probs=np.eye(5)[proposal.tokens + (state == 2)]), state
+
+        def select(self, state, rows):
+            return state
+
+    drafter = LiarInTheSecondRound([[1], [1]], [[1], [1]])
+    with pytest.raises(ValueError, match="probability 0 to the proposed token 1 in row 1"):
+        generate(toys.random_table(5), drafter, [[0], [0]], max_new_tokens=[1, 9], lookahead=1, validate=True)
 
 
 class Declared(TableModel):
