@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import transformers
 from transformers import cache_utils
 
@@ -11,7 +12,7 @@ from specsampling import CapabilityError
 
 from ._masks import FULL, MaskKind, Visibility
 
-__all__ = ["CausalLM", "PROVEN", "context_limit", "refuse_config"]
+__all__ = ["CausalLM", "PROVEN", "context_limit", "device_of", "refuse_config", "refuse_quantization"]
 
 PROVEN = frozenset(
     {
@@ -45,6 +46,25 @@ def refuse_config(config: Any) -> None:
         text, "alibi", False
     ):
         raise CapabilityError(f"{name} derives its positions from padding masks, which rows of unequal length have not")
+    refuse_quantization(getattr(config, "quantization_config", None))
+
+
+def refuse_quantization(quantization: Any) -> None:
+    """Raise `CapabilityError` for quantised weights that make a token's law depend on what it is computed with.
+
+    bitsandbytes computes in float16 the columns that have an outlier *anywhere in the block*: with its default threshold
+    a block of draft tokens gave logits 0.1 away from those of its tokens one by one, so that no text would follow
+    either law.
+    """
+    if quantization is None:
+        return
+    options = quantization if isinstance(quantization, Mapping) else quantization.to_dict()
+    if options.get("load_in_8bit") and options.get("llm_int8_threshold", 6.0) > 0:
+        raise CapabilityError(
+            "`quantization_config` asks bitsandbytes for int8 with `llm_int8_threshold` "
+            f"{options.get('llm_int8_threshold', 6.0)}: outliers are then looked for across the whole block, and the "
+            "law of a token would depend on the tokens drafted after it; set `llm_int8_threshold=0.0`"
+        )
 
 
 def context_limit(config: Any) -> int | None:
@@ -62,6 +82,18 @@ def context_limit(config: Any) -> int | None:
         )
         limit = original or limit
     return limit
+
+
+def device_of(module: Any) -> Any:
+    """Return the device that a module takes its tokens on."""
+    first = next(module.parameters()).device
+    if first.type != "meta":
+        return first
+    # Weights that accelerate keeps on disk, or beside the device, are brought to where its hook computes.
+    execution = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+    if execution is None:
+        raise CapabilityError(f"`module` must have its weights in memory, got a {type(module).__name__} without any")
+    return torch.device(execution)
 
 
 class CausalLM:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from ._architecture import refuse_config
+from ._architecture import refuse_config, refuse_quantization
 
 __all__ = ["load_module"]
 
@@ -45,6 +45,7 @@ def load_module(
     for_config = {key: hf_kwargs[key] for key in ("trust_remote_code", "revision", "token") if key in hf_kwargs}
     config = transformers.AutoConfig.from_pretrained(name, **for_config)
     refuse_config(config)
+    refuse_quantization(hf_kwargs.get("quantization_config"))
     options: dict[str, Any] = {"use_safetensors": True, **hf_kwargs}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation

@@ -9,7 +9,7 @@ from transformers.cache_utils import DummyLayer
 
 from specsampling import Capabilities, CapabilityError
 
-from ._architecture import CausalLM
+from ._architecture import CausalLM, device_of
 from ._cache import KeyValueShape, RecordingLayer, RowStore, ShapeRecorder, out_of_memory
 from ._checks import Ints, checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes
 from ._masks import Visibility
@@ -131,7 +131,7 @@ class TorchModel:
             self._call = call
         self._name = type(module).__name__ if self._lm is None else self._lm.name
         self.max_length = max_length
-        self.device = next(module.parameters()).device
+        self.device = device_of(module)
         is_proven = self._lm is None or self._lm.is_proven
         try:
             self._layers, logits = self._probe(layers)
@@ -152,7 +152,9 @@ class TorchModel:
             raise ValueError(f"`max_rollback` is for recurrent models: {self._name} goes back any number of tokens")
         self.capabilities = Capabilities(dtypes=_DTYPES, select=True)
         if not is_proven:
-            self._compare_with_own_forward()
+            self._compare_with_own_forward("is outside the tested families")
+        elif getattr(module, "is_quantized", False):
+            self._compare_with_own_forward("has quantised weights")
 
     @classmethod
     def from_pretrained(
@@ -223,7 +225,7 @@ class TorchModel:
             raise CapabilityError(f"{self._name} does not use the cache it is given in every layer")
         return kept, logits
 
-    def _compare_with_own_forward(self) -> None:
+    def _compare_with_own_forward(self, why: str) -> None:
         """Raise where ragged blocks give other logits than the module's own forward pass over the whole text."""
         text = np.random.default_rng(0).integers(self.vocab_size, size=(2, 6))
         with torch.no_grad():
@@ -238,8 +240,8 @@ class TorchModel:
         largest /= float(own.std(dim=-1).mean())
         if not largest <= _TOLERANCES.get(own.dtype, 0.1):
             raise CapabilityError(
-                f"{self._name} is outside the tested families, and with rows of unequal length its logits are off by "
-                f"{largest:.2g} of their spread: it would be silently wrong"
+                f"{self._name} {why}, and in blocks and rows of other lengths its logits are off by {largest:.2g} of "
+                "their spread: it would be silently wrong"
             )
 
     def init_cache(self, batch_size: int, capacity: int) -> TorchCache:
