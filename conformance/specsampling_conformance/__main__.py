@@ -26,6 +26,11 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 passed, 1 something failed, 2 wrong arguments, 130 interrupted.",
     )
     parser.add_argument("--backend", default="numpy", help="name of the backend (default: numpy)")
+    parser.add_argument(
+        "--draft-backend",
+        metavar="NAME",
+        help="load every draft with this backend, so that target and draft are of two frameworks (default: the same)",
+    )
     parser.add_argument("--device", help="device, in the backend's own words (default: the backend's choice)")
     parser.add_argument(
         "--checkpoint",
@@ -104,6 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         checks=arguments.checks,
         backend=arguments.backend,
+        draft_backend=arguments.draft_backend,
         device=arguments.device,
         checkpoint=arguments.checkpoint,
         time_limit=arguments.time_limit if arguments.time_limit > 0 else None,
@@ -125,17 +131,24 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _load(arguments: argparse.Namespace, checkpoint: Path, dtype: str) -> Model[Any]:
-    return load_model(arguments.backend, checkpoint, dtype=dtype, device=arguments.device)
+    # All drafts of the suite, those of its pairs and the bundled one, are in folders of that name.
+    if arguments.draft_backend is None or not checkpoint.name.endswith("draft"):
+        return load_model(arguments.backend, checkpoint, dtype=dtype, device=arguments.device)
+    # The device is in the words of the target's backend, and a draft need not have the target's dtype.
+    return load_model(arguments.draft_backend, checkpoint, dtype=dtype if dtype == "float64" else "float32")
 
 
 def _capabilities(arguments: argparse.Namespace) -> Capabilities:
     """Return what the backend's models declare; where none can be loaded the run will tell why."""
     known = {backend.name: backend for backend in available_backends()}
-    if arguments.backend not in known:
-        names = ", ".join(sorted(known)) or "(none registered)"
-        raise ValueError(f"`--backend` must be one of {names}, got {arguments.backend!r}")
-    if not known[arguments.backend].installed:
-        raise ValueError(known[arguments.backend].reason)
+    for option, name in (("--backend", arguments.backend), ("--draft-backend", arguments.draft_backend)):
+        if name is not None and name not in known:
+            names = ", ".join(sorted(known)) or "(none registered)"
+            raise ValueError(f"`{option}` must be one of {names}, got {name!r}")
+        if name is not None and not known[name].installed:
+            raise ValueError(known[name].reason)
+    if arguments.draft_backend is not None and arguments.checkpoint is not None:
+        raise ValueError("`--draft-backend` cannot be combined with `--checkpoint`: its draft is the suite's own")
     dtypes = tuple(dict.fromkeys(arguments.dtype or ()))
     with tempfile.TemporaryDirectory(prefix="specsampling-conformance-", ignore_cleanup_errors=True) as folder:
         checkpoint = arguments.checkpoint or write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT)

@@ -7,6 +7,7 @@ suite's own; with no draft but itself nothing would ever be rejected.
 """
 
 import importlib.resources
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,21 @@ from specsampling_conformance._oracle import Scores
 from specsampling_conformance._trial import tolerance_for
 from specsampling_conformance._wrappers import EagerModel, masked
 
-__all__ = ["Cast", "EXACT", "PAIRS", "Pair", "cast", "eager", "is_hosted", "sequence_tolerance"]
+__all__ = [
+    "Cast",
+    "EXACT",
+    "PAIRS",
+    "Pair",
+    "Player",
+    "SHORT_CONTEXT",
+    "cast",
+    "eager",
+    "is_hosted",
+    "logit_delta",
+    "pair",
+    "rounds_tolerance",
+    "sequence_tolerance",
+]
 
 
 class Pair(NamedTuple):
@@ -50,8 +65,53 @@ def _pair(name: str, vocab_size: int) -> Pair:
 PAIRS = {name: _pair(name, size) for name, size in (("three_a", 3), ("three_b", 3), ("four", 4))}
 """The frozen pairs by name."""
 
+_SHORT = PAIRS["three_a"]._replace(name="short", draft=PAIRS["three_a"].draft.parent / "short_draft")
+"""The first pair, its draft's context limited to `SHORT_CONTEXT` tokens."""
+
 EXACT = {"float64": 1e-12, "float32": 1e-6}
-"""Total variation that is put down to rounding where the weights are the suite's own; twice that on rounds."""
+r"""Total variation that is put down to the arithmetic of laws, by the dtype they are made in; twice that on rounds.
+
+That is what is left where logits are equal: a law's entries are rounded, an accepted probability is a ratio of two of
+them, and the paths' probabilities are summed. With :math:`u` the unit of rounding an entry is off by a factor of at
+most :math:`1 + u\,(2 |d| / T + 4)`, :math:`d` being its logit less the largest one: so its error is at most
+:math:`u\,(2/e + 4)`, at any temperature, because :math:`x e^{-x} \le 1/e`. Some dozens of such errors make 1e-7 in
+float32, as measured, and 1e-15 in float64.
+"""
+
+SHORT_CONTEXT = 4
+"""Tokens that fit the context of a pair's short draft."""
+
+_MOST_ROWS = 192
+"""Rows of the batch in which logits are compared: as many as where laws are enumerated."""
+
+_ROOM = 4
+"""How much further apart logits may be than they were on the few texts that were measured."""
+
+
+class Difference(NamedTuple):
+    """How far the logits of blocks in a full batch are from those of single tokens of single rows, on a few texts.
+
+    Attributes
+    ----------
+    delta : float
+        The largest difference.
+    scale : float
+        The largest logit, at least 1.
+    """
+
+    delta: float
+    scale: float
+
+
+class _Differences(dict[str, Difference]):
+    """By role; measured when it is first asked for."""
+
+    def __init__(self, scores: dict[str, Scores], rows: int) -> None:
+        self._scores, self._rows = scores, rows
+
+    def __missing__(self, role: str) -> Difference:
+        self[role] = _difference(self._scores[role], self._rows)
+        return self[role]
 
 
 class Cast(NamedTuple):
@@ -65,8 +125,8 @@ class Cast(NamedTuple):
         The suite's own, in the same dtype.
     hosted : bool
         Whether the adapter's models have the pair's weights.
-    delta : float
-        Largest difference of the target's logits between a block and single tokens, on a few texts.
+    differences : mapping of str to Difference
+        By role, how far a model's blocks are from its single tokens; measured when it is first asked for.
     scores : mapping
         One-token scores of each model, remembered, by the model's role.
     """
@@ -76,61 +136,128 @@ class Cast(NamedTuple):
     own_target: Model[Any]
     own_draft: Model[Any]
     hosted: bool
-    delta: float
+    differences: "_Differences"
     scores: dict[str, Scores]
+
+    @property
+    def delta(self) -> float:
+        """Largest difference of the target's logits, as measured."""
+        return self.differences["target"].delta
+
+
+def pair(name: str) -> Pair:
+    """Return a frozen pair; ``"short"`` is the first one with a draft of short context."""
+    return _SHORT if name == "short" else PAIRS[name]
 
 
 def is_hosted(subject: Subject) -> bool:
     """Whether the adapter loads the weights it is given: its vocabularies are those of two pairs of different size."""
-    return all(subject.model(pair.target).vocab_size == pair.vocab_size for pair in PAIRS.values())
+    return all(subject.model(one.target).vocab_size == one.vocab_size for one in PAIRS.values())
 
 
 def cast(subject: Subject, name: str) -> Cast:
-    """Return the models of a frozen pair for an adapter, loaded once."""
-    return subject.once(("cast", name), lambda: _cast(subject, PAIRS[name]))
+    """Return the models of a frozen pair for an adapter, loaded once; ``"short"`` has a draft of short context."""
+    return subject.once(("cast", name), lambda: _cast(subject, pair(name)))
 
 
-def _cast(subject: Subject, pair: Pair) -> Cast:
+def _cast(subject: Subject, played: Pair) -> Cast:
     own_dtype = subject.dtype if subject.dtype in EXACT else "float32"
-    target: Model[Any] = subject.model(pair.target)
-    own_target: Model[Any] = ReferenceModel(pair.target, own_dtype)
-    own_draft: Model[Any] = ReferenceModel(pair.draft, own_dtype)
+    target: Model[Any] = subject.model(played.target)
+    own_target: Model[Any] = ReferenceModel(played.target, own_dtype)
+    own_draft: Model[Any] = ReferenceModel(played.draft, own_dtype)
     hosted = is_hosted(subject)
     if hosted:
-        draft: Model[Any] = subject.model(pair.draft)
+        draft: Model[Any] = subject.model(played.draft)
     else:
-        size = min(pair.vocab_size, target.vocab_size)
+        size = min(played.vocab_size, target.vocab_size)
         target = masked(target, size) if target.vocab_size > size else target
         if own_draft.vocab_size > size:
             own_target, own_draft = masked(own_target, size), masked(own_draft, size)
         draft = own_draft
     models = {"target": target, "draft": draft, "own_target": own_target, "own_draft": own_draft}
     scores = {role: Scores(model) for role, model in models.items()}
-    return Cast(target, draft, own_target, own_draft, hosted, _block_delta(target, scores["target"]), scores)
+    largest = subject.capabilities.max_batch_size or _MOST_ROWS
+    rows = min(_MOST_ROWS, largest) if subject.capabilities.per_row_rollback else 1
+    return Cast(target, draft, own_target, own_draft, hosted, _Differences(scores, rows), scores)
 
 
-def _block_delta(model: Model[Any], scores: Scores) -> float:
-    """Measure how far a block's logits are from those of single tokens, on texts of each id."""
-    largest = 0.0
-    for first in range(min(model.vocab_size, 4)):
-        text = [(first + step * (1 + first)) % model.vocab_size for step in range(4)]
-        logits, _ = model.score(model.init_cache(1, 16), np.array([text], dtype=np.int32))
-        steps = np.stack([scores.logits(tuple(text[: end + 1])) for end in range(len(text))])
-        largest = max(largest, float(np.max(np.abs(host_copy(logits)[0] - steps), initial=0.0)))
-    return largest
+def _difference(scores: Scores, rows: int) -> Difference:
+    """Measure on texts that begin with each id, in a batch as large as those in which laws are enumerated."""
+    model = scores.model
+    size = model.vocab_size
+    texts = [[(first + step * (1 + first)) % size for step in range(4)] for first in range(min(size, 4))]
+    delta, scale = 0.0, 1.0
+    for start in range(0, len(texts), rows):
+        block = np.array([texts[(start + row) % len(texts)] for row in range(rows)], dtype=np.int32)
+        logits, _ = model.score(model.init_cache(rows, 16), block)
+        got = host_copy(logits)
+        for row, text in enumerate(block[: len(texts)].tolist()):
+            steps = np.stack([scores.logits(tuple(text[: end + 1])) for end in range(len(text))])
+            difference = np.abs(got[row :: len(texts)] - steps)
+            delta = max(delta, float(np.max(difference, initial=0.0)))
+            scale = max(scale, float(np.max(np.abs(steps), initial=0.0)))
+    return Difference(delta, scale)
 
 
-def sequence_tolerance(subject: Subject, models: Cast, length: int) -> float:
-    r"""Return the total variation that rounding may account for, over `length` tokens.
+def logit_delta(subject: Subject, models: Cast, role: str) -> float:
+    """Return what differences of a model's logits are put down to: as measured, with room, up to the cap of its dtype.
 
-    On the frozen pairs a constant of the dtype. Where block and single-step logits are further apart than that, and for
-    any other model, the bound :math:`L \tanh(\delta / 2)`, delta never taken larger than the cap of its dtype: a fault
-    must not widen its own tolerance.
+    A fault must not widen its own tolerance. On the frozen pairs in float32 and float64 no room is given: the texts
+    that are enumerated are about as many as those measured.
     """
-    # A foreign model's delta is that of a few texts, so it is given some room.
-    delta = min(models.delta if models.hosted else 4 * models.delta, tolerance_for(subject.dtype))
+    is_exact = models.hosted and subject.dtype in EXACT
+    found = models.differences[role]
+    return min(found.delta * (1 if is_exact else _ROOM), tolerance_for(subject.dtype) * found.scale)
+
+
+def _law_shift(delta: float, temperature: float) -> float:
+    r"""Return the largest total variation of a token's law when no logit moves by more than `delta`.
+
+    Division by the temperature makes that :math:`\varepsilon = \delta / T`. For any set of ids :math:`A` the log-odds
+    of :math:`P(A)` then move by at most :math:`2 \varepsilon`, numerator and complement by :math:`\varepsilon` each;
+    the worst case is :math:`\sigma(\varepsilon) - \sigma(-\varepsilon) = \tanh(\varepsilon / 2)`. Top-k, top-p and
+    min-p leave a softmax over the ids they keep, to which the same applies as long as they keep the same ids, which
+    :func:`keeps_ids` answers for; so do argmax and temperature 0, where nothing moves at all.
+    """
+    return 0.0 if temperature == 0 else math.tanh(delta / temperature / 2)
+
+
+class Player(NamedTuple):
+    """A model of a cast by its role, and the temperature it is sampled at."""
+
+    models: Cast
+    role: str
+    temperature: float
+
+
+def sequence_tolerance(
+    subject: Subject, models: Cast, length: int, *, role: str = "target", temperature: float = 1.0
+) -> float:
+    r"""Return the total variation of `length` tokens' joint law that rounding may account for.
+
+    That of the arithmetic, or what the logits' differences come to where that is more: the total variation of a chain
+    is at most the sum of that of its links, :math:`L \tanh(\delta / 2 T)`. Neither is ever nearly reached where
+    nothing is wrong: the errors of different logits do not conspire.
+    """
+    return max(_arithmetic(subject), length * _law_shift(logit_delta(subject, models, role), temperature))
+
+
+def rounds_tolerance(subject: Subject, target: Player, draft: Player | None, length: int) -> float:
+    r"""Return the same for the joint law of tokens and rounds, which hangs on the draft's law, too.
+
+    A token comes out of a slot accepted with probability :math:`\min(p, q)`, and in a rejected one's place with
+    :math:`\max(0, p - q)`: together these move by at most :math:`|\Delta p| + 2 |\Delta q|`.
+    """
+    shift = 0.0
+    for player, weight in ((target, 1), (draft, 2)):
+        if player is not None:
+            shift += weight * _law_shift(logit_delta(subject, player.models, player.role), player.temperature)
+    return max(2 * _arithmetic(subject), length * shift)
+
+
+def _arithmetic(subject: Subject) -> float:
     # Laws are made in float32 at least, whatever the dtype of the logits.
-    return max(EXACT.get(subject.dtype, EXACT["float32"]), length * float(np.tanh(delta / 2)))
+    return EXACT.get(subject.dtype, EXACT["float32"])
 
 
 def eager(model: Model[Any]) -> Model[Any]:

@@ -173,6 +173,8 @@ class Subject:
         How hard to try.
     backend : str or None
         Name of the adapter's entry point, where it has one: a fresh process can then load it too.
+    draft_backend : str or None
+        Name of the entry point that loads the drafts, where that is another one.
     device : str or None
         Device that the entry point is asked for.
     engine : Engine
@@ -187,6 +189,7 @@ class Subject:
     own_checkpoint: bool = False
     effort: Effort = dataclasses.field(default_factory=Effort)
     backend: str | None = None
+    draft_backend: str | None = None
     device: str | None = None
     engine: Engine = dataclasses.field(default_factory=Engine)
     _models: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)

@@ -1,7 +1,6 @@
 """T1: answer every random decision in every possible way, and so get the exact law of what the decoder puts out."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -9,7 +8,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from specsampling import Decoder, Label, Randomness, RandomSource
+from specsampling import Decoder, Label, Purpose, Randomness, RandomSource
 from specsampling_conformance._host import Array, host_copy
 
 __all__ = ["BranchingSource", "ExactLaw", "LabelReusedError", "Scenario", "enumerate_laws"]
@@ -69,38 +68,24 @@ class ExactLaw(NamedTuple):
         return law
 
 
-_Question: TypeAlias = tuple[int, Label]
-"""The number of a row's round, from 1, and the decision in it."""
-
-
 @dataclasses.dataclass(slots=True)
 class _Path:
-    """A way of answering: what a row's questions are answered with, and how probable each answer was when last asked.
-
-    Answers are kept by question and not by their order: a drafter may draw tokens for the sake of other rows that this
-    row does not propose, and does not ask again when the company is another. What was not asked again keeps its
-    probability, so that all the ways of answering it still make one.
+    """A way of answering: what is decided already, and where a row that follows it stands.
 
     `answers` grows as the row meets new questions, each with a sibling path left behind for every other answer.
     """
 
-    answers: dict[_Question, tuple[int, float]]
+    answers: list[int]
+    probability_at: float = 1.0  # of the answers it began with, as the run that left it behind saw it
     counts: bool = True
+    position: int = 0
+    probability: float = 1.0
     rounds: int = 0
-    given: dict[_Question, tuple[int, float]] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.given = dict(self.answers)
+        self.num_given = len(self.answers)
 
-    @property
-    def probability(self) -> float:
-        return math.prod(chance for _, chance in self.answers.values())
-
-    @property
-    def drift(self) -> float:
-        """By how much the answers it began with are more or less probable than in the run that left it behind."""
-        before = math.prod(chance for _, chance in self.given.values())
-        return abs(math.prod(self.answers[question][1] for question in self.given) - before)
+    num_given: int = dataclasses.field(init=False, default=0)
 
 
 class BranchingSource(RandomSource):
@@ -119,6 +104,7 @@ class BranchingSource(RandomSource):
         self.paths: dict[int, _Path] = {}
         self.scenario_of: dict[int, int] = {}
         self.active: set[int] = set()
+        self.most_drafted: dict[int, int] = {}
         self.drift = 0.0
 
     def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> Randomness:  # noqa: ARG002
@@ -132,20 +118,27 @@ class BranchingSource(RandomSource):
     def decide(self, row: int, label: Label, probabilities: Sequence[float]) -> int:
         """Return this row's answer to a question with these probabilities, which need not sum to one."""
         total = float(sum(probabilities))
-        if row not in self.active or not total > 0:
+        # What is drawn for a row past its draft's context keeps other rows company, and is not proposed: whether it is
+        # asked at all, and from which law, is up to them.
+        is_idle = label.purpose == Purpose.DRAFT and label.slot >= self.most_drafted.get(row, label.slot + 1)
+        if row not in self.active or is_idle or not total > 0:
             return max(range(len(probabilities)), key=lambda answer: probabilities[answer])
         path = self.paths[row]
-        question = path.rounds, label
-        if question in path.answers:
-            answer = path.answers[question][0]
+        possible = [answer for answer, probability in enumerate(probabilities) if probability > 0]
+        if path.position < len(path.answers):
+            answer = path.answers[path.position]
         else:
-            answer, *others = (answer for answer, probability in enumerate(probabilities) if probability > 0)
+            answer = possible[0]
             if path.counts:
-                siblings = self.pending[self.scenario_of[row]]
-                siblings += (
-                    _Path({**path.answers, question: (other, probabilities[other] / total)}) for other in others
-                )
-        path.answers[question] = answer, probabilities[answer] / total
+                for other in possible[1:]:
+                    probability_at = path.probability * probabilities[other] / total
+                    sibling = _Path([*path.answers, other], probability_at)
+                    self.pending[self.scenario_of[row]].append(sibling)
+            path.answers.append(answer)
+        path.position += 1
+        path.probability *= probabilities[answer] / total
+        if path.position == path.num_given and path.counts:
+            self.drift = max(self.drift, abs(path.probability - path.probability_at))
         return answer
 
 
@@ -180,10 +173,8 @@ class _BranchingRound(Randomness):
     def host_categorical(self, weights: NDArray[Any], label: Label) -> NDArray[np.int32]:
         """Decide on host arrays; a compiled round calls back here."""
         self._audit(label, 1)
-        return np.array(
-            [self._source.decide(row, label, weights[index].tolist()) for index, row in enumerate(self._rows)],
-            dtype=np.int32,
-        )
+        answers = [self._source.decide(row, label, weights[index].tolist()) for index, row in enumerate(self._rows)]
+        return np.array(answers, dtype=np.int32)
 
     def _audit(self, label: Label, num_slots: int) -> None:
         for slot in range(label.slot, label.slot + num_slots):
@@ -210,6 +201,7 @@ def enumerate_laws(
     schedule: Sequence[int] = (2,),
     batch_size: int = 192,
     every_column: bool = False,
+    draft_limit: int | None = None,
 ) -> list[ExactLaw]:
     """Return the exact law of (tokens, rounds) that a decoder puts out, for each scenario.
 
@@ -229,6 +221,8 @@ def enumerate_laws(
         Rows per run; rounded up to a multiple of the number of scenarios by the caller where settings are per row.
     every_column : bool, default: False
         See `BranchingSource`.
+    draft_limit : int, optional
+        Tokens that fit the draft's context, where rows outgrow it.
 
     Returns
     -------
@@ -242,7 +236,7 @@ def enumerate_laws(
     """
     source = BranchingSource(every_column=every_column)
     decoder = make_decoder(source)
-    source.pending = [[_Path({})] for _ in scenarios]
+    source.pending = [[_Path([])] for _ in scenarios]
     outcomes: list[dict[Outcome, float]] = [{} for _ in scenarios]
     num_paths = [0] * len(scenarios)
     while any(source.pending):
@@ -251,7 +245,7 @@ def enumerate_laws(
             number = row % len(scenarios)
             queue = source.pending[number]
             source.scenario_of[row] = number
-            source.paths[row] = queue.pop() if queue else _Path({}, counts=False)
+            source.paths[row] = queue.pop() if queue else _Path([], counts=False)
         chosen = [scenarios[source.scenario_of[row]] for row in range(batch_size)]
         state = decoder.init(
             [scenario.prompt for scenario in chosen],
@@ -261,6 +255,8 @@ def enumerate_laws(
         step = 0
         while not state.is_done:
             source.active = set(np.nonzero(state.status == 0)[0].tolist())
+            if draft_limit is not None:
+                source.most_drafted = dict(enumerate((draft_limit + 1 - state.lengths).tolist()))
             state, _ = decoder.step(state, lookahead=schedule[step % len(schedule)])
             step += 1
         for row, path in source.paths.items():
@@ -269,5 +265,4 @@ def enumerate_laws(
                 outcome = (tuple(state.new_tokens(row)), path.rounds)
                 outcomes[number][outcome] = outcomes[number].get(outcome, 0.0) + path.probability
                 num_paths[number] += 1
-                source.drift = max(source.drift, path.drift)
     return [ExactLaw(law, paths, source.drift) for law, paths in zip(outcomes, num_paths, strict=True)]

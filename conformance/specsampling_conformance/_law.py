@@ -6,9 +6,10 @@ from typing import Any, TypeAlias
 from specsampling_conformance._cast import is_hosted
 from specsampling_conformance._checks import CheckFailure, Measured, Subject, check
 from specsampling_conformance._diagnosis import best_fitting_law, with_diagnosis
+from specsampling_conformance._enumerated import enumerated, suspicion
 from specsampling_conformance._enumeration import LabelReusedError
 from specsampling_conformance._law_compare import compare, tokens_of
-from specsampling_conformance._situations import SITUATIONS, Situation, enumerated, suspicion
+from specsampling_conformance._situations import SITUATIONS, Situation
 
 __all__: list[str] = []
 
@@ -39,8 +40,7 @@ def _rounds_check(name: str, situation: Situation) -> None:
     def run(subject: Subject) -> Measured:
         found = enumerated(subject, name)
         got: list[Law] = [law.outcomes for law in found.laws]
-        tolerances = [2 * bound for bound in found.tolerances]
-        return _compared(subject, name, list(found.expected), got, tolerances, forbidden=False)
+        return _compared(subject, name, list(found.expected), got, found.rounds_tolerances, forbidden=False)
 
 
 def _compared(

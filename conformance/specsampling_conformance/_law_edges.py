@@ -8,11 +8,11 @@ from specsampling import CapabilityError, CounterSource, PromptLookup, RandomSou
 from specsampling_conformance._cast import Cast, cast, eager, sequence_tolerance
 from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
 from specsampling_conformance._decisions import Rounding, replay_round
+from specsampling_conformance._enumerated import sampling_of
 from specsampling_conformance._enumeration import Scenario, enumerate_laws
 from specsampling_conformance._law_compare import compare
 from specsampling_conformance._oracle import NextTokenLaw, outcome_law
 from specsampling_conformance._replays import FixedSource, Players, SwitchedSource, hold, play, rounding_for
-from specsampling_conformance._situations import sampling_of
 
 __all__ = ["EDGES"]
 

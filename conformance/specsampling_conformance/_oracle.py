@@ -1,5 +1,6 @@
 """What the law should be: a plain reading of the paper, in float64, over one-token scores of the models themselves."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from specsampling_conformance._host import host_copy
 __all__ = [
     "NextTokenLaw",
     "Scores",
+    "keeps_ids",
     "lookup_proposal",
     "one_token_law",
     "outcome_law",
@@ -72,29 +74,37 @@ class Scores:
         The model. Every text is scored once, and remembered.
     capacity : int, optional
         Of every cache asked for: one number, so that compiled adapters trace once.
+
+    Attributes
+    ----------
+    model : Model
+        As given.
     """
 
     def __init__(self, model: Model[Any], capacity: int = 16) -> None:
-        self._model = model
+        self.model = model
         self._capacity = capacity
         self._known: dict[tuple[int, ...], NDArray[np.float64]] = {}
 
     def logits(self, text: tuple[int, ...]) -> NDArray[np.float64]:
         """Return the logits of the token after `text`, ``(V,)``."""
         if text not in self._known:
-            cache = self._model.init_cache(1, max(self._capacity, len(text)))
+            cache = self.model.init_cache(1, max(self._capacity, len(text)))
             for end, token in enumerate(text, start=1):
-                logits, cache = self._model.score(cache, np.array([[token]], dtype=np.int32))
+                logits, cache = self.model.score(cache, np.array([[token]], dtype=np.int32))
                 self._known[text[:end]] = host_copy(logits)[0, -1]
         return self._known[text]
 
-    def law(self, **settings: Any) -> NextTokenLaw:
-        """Return the law under sampling settings."""
+    def law(self, *, banned: Sequence[int] = (), until: int = 0, **settings: Any) -> NextTokenLaw:
+        """Return the law under sampling settings; `banned` ids are forbidden after texts shorter than `until`."""
         known: dict[tuple[int, ...], NDArray[np.float64]] = {}
 
         def after(text: tuple[int, ...]) -> NDArray[np.float64]:
             if text not in known:
-                known[text] = reference_probs(self.logits(text), **settings)
+                logits = self.logits(text)
+                if len(text) < until:
+                    logits = np.where(np.isin(np.arange(logits.size), banned), -np.inf, logits)
+                known[text] = reference_probs(logits, **settings)
             return known[text]
 
         return after
@@ -120,6 +130,48 @@ def sequence_law(law: NextTokenLaw, prompt: tuple[int, ...], length: int) -> NDA
     )
 
 
+def keeps_ids(
+    logits: NDArray[np.float64],
+    delta: float,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> bool:
+    r"""Return whether settings keep the same ids of a row of logits ``(V,)`` when each may move by up to `delta`.
+
+    Two logits change places only where they are within :math:`2 \delta` of each other, and the probability of a set
+    of ids moves by at most :math:`\tanh(\delta / 2 T)`. A yes is certain; a row that is near an edge is a no.
+    """
+    finite = logits[np.isfinite(logits)]
+    ordered = np.sort(finite)[::-1]
+    if temperature == 0:
+        return ordered.size == 1 or bool(ordered[0] - ordered[1] > 2 * delta)
+    kept = ordered.size
+    if top_k is not None and top_k < kept:
+        if ordered[top_k - 1] - ordered[top_k] <= 2 * delta:
+            return False
+        kept = top_k
+    scaled = (ordered[:kept] - ordered[0]) / temperature
+    probs = np.exp(scaled) / np.exp(scaled).sum()
+    if top_p is not None and top_p < 1 and kept > 1:
+        moved = math.tanh(delta / temperature / 2) + 1e-12
+        sums = np.cumsum(probs)
+        last = int(np.argmax(sums >= top_p - 1e-12))
+        while last + 1 < kept and scaled[last + 1] == scaled[last]:
+            last += 1  # ties with the last are kept, too
+        is_clear = last + 1 == kept or ordered[last] - ordered[last + 1] > 2 * delta
+        # Whichever of the ids that may come last does, without it the sum has to be short of top-p.
+        if not (is_clear and sums[last] - moved >= top_p > sums[last] - probs[last] + moved):
+            return False
+        scaled = scaled[: last + 1]
+    if min_p is not None and min_p > 0:
+        edge = math.log(min_p)
+        return bool(np.all(np.abs(scaled - edge) > 2 * delta / temperature))
+    return True
+
+
 def lookup_proposal(text: tuple[int, ...], lookahead: int, max_ngram: int = 3, min_ngram: int = 1) -> tuple[int, ...]:
     """Return what prompt lookup proposes, by searching the whole text anew."""
     for size in range(min(max_ngram, len(text) - 1), min_ngram - 1, -1):
@@ -140,21 +192,28 @@ def outcome_law(
     max_new_tokens: int,
     schedule: Sequence[int] = (2,),
     end_tokens: Sequence[int] = (),
+    stop_sequences: Sequence[tuple[int, ...]] = (),
+    draft_limit: int | None = None,
     propose: Proposer | None = None,
 ) -> dict[tuple[tuple[int, ...], int], float]:
     """Return the law of (tokens, rounds) of speculative sampling, as the paper's Algorithm 2 has it.
 
     Drawn proposals come from `draft`, chosen ones from `propose`, none from neither. In slot t a token x is emitted
     from the draft with probability min(p(x), q(x)), and the round ends there with max(0, p(x) - q(x)): no uniform is
-    needed to say so.
+    needed to say so. Ids that only one of the two knows have probability zero in the other. `end_tokens` and
+    `stop_sequences` end a row, the latter matched in its new tokens; a draft with a context of `draft_limit` tokens
+    has laws after texts of that length and no more.
     """
     result: dict[tuple[tuple[int, ...], int], float] = {}
+
+    def ends(new: tuple[int, ...]) -> bool:
+        return bool(new) and (new[-1] in end_tokens or any(new[-len(stop) :] == tuple(stop) for stop in stop_sequences))
 
     def emit(new: tuple[int, ...], rounds: int, mass: float, left: tuple[int, ...] | int | None) -> None:
         """Go on with what is left of the round: chosen tokens, or how many are to be drawn; None where it is over."""
         if mass <= 0:
             return
-        if len(new) == max_new_tokens or (new and new[-1] in end_tokens):
+        if len(new) == max_new_tokens or ends(new):
             result[new, rounds] = result.get((new, rounds), 0.0) + mass
         elif left is None:
             begin(new, rounds, mass)
@@ -163,6 +222,8 @@ def outcome_law(
 
     def begin(new: tuple[int, ...], rounds: int, mass: float) -> None:
         lookahead = min(schedule[rounds % len(schedule)], max_new_tokens - len(new) - 1)
+        if draft_limit is not None:
+            lookahead = max(0, min(lookahead, draft_limit + 1 - len(prompt) - len(new)))
         if propose is not None:
             slot(new, rounds + 1, mass, propose((*prompt, *new), lookahead)[:lookahead])
         else:
@@ -175,7 +236,8 @@ def outcome_law(
         if isinstance(left, int):
             rest = left - 1
             if left and draft is not None:
-                kept = np.minimum(p, draft((*prompt, *new)))
+                q = draft((*prompt, *new))[: p.size]
+                kept[: q.size] = np.minimum(p[: q.size], q)
         else:
             rest = left[1:]
             if left:

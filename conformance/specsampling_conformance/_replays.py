@@ -37,8 +37,8 @@ class BlockScores(Scores):
     def logits(self, text: tuple[int, ...]) -> NDArray[np.float64]:
         """Return the logits after `text`, and remember those of everything it begins with."""
         if text not in self._known:
-            cache = self._model.init_cache(1, len(text))
-            logits, _ = self._model.score(cache, np.array([text], dtype=np.int32))
+            cache = self.model.init_cache(1, len(text))
+            logits, _ = self.model.score(cache, np.array([text], dtype=np.int32))
             for end, row in enumerate(host_copy(logits)[0], start=1):
                 self._known[text[:end]] = row
         return self._known[text]

@@ -121,6 +121,7 @@ def check_backend(
     seed: int | None = None,
     checks: Sequence[str] = (),
     backend: str | None = None,
+    draft_backend: str | None = None,
     device: str | None = None,
     checkpoint: Path | None = None,
     time_limit: float | None = TIME_LIMIT,
@@ -150,6 +151,8 @@ def check_backend(
     backend, device : str, optional
         Name of the adapter's entry point and the device, for the report and for the checks that load the adapter in a
         fresh process.
+    draft_backend : str, optional
+        Name of the backend that `load` takes for drafts, where that is another one; for the report.
     checkpoint : Path, optional
         Directory to load in place of the suite's own checkpoints, for an adapter that cannot host foreign weights. Its
         model is tested with a few ids, beside a draft of the suite's own.
@@ -197,12 +200,14 @@ def check_backend(
             seed=fresh_seed() if seed is None else seed,
             effort=EFFORTS[tier],
             backend=backend,
+            draft_backend=draft_backend,
             device=device,
         )
         run = _Run(subject, watched, expected, tier, wanted, time_limit)
         results = run.all_tiers(tiers, progress=sys.stderr.isatty() if progress is None else progress)
+    name = backend or str(getattr(load, "__qualname__", type(load).__qualname__))
     return Report(
-        backend=backend or str(getattr(load, "__qualname__", type(load).__qualname__)),
+        backend=name if draft_backend is None else f"{name} with drafts of {draft_backend}",
         device=device,
         capabilities=capabilities,
         tier=tier,
@@ -312,6 +317,7 @@ def reproduce_line(check_id: str, subject: Subject, tier: str, dtype: str) -> st
         rest = "" if tier == "pr" else f", tier={tier!r}"
         return f"check_backend(load, capabilities, checks=[{check_id!r}], seed={subject.seed}{rest})"
     parts = [f"python -m specsampling_conformance --backend {subject.backend}"]
+    parts += [f"--draft-backend {subject.draft_backend}"] if subject.draft_backend else []
     parts += [f"--device {subject.device}"] if subject.device else []
     parts += [f"--checkpoint {shlex.quote(str(subject.checkpoint))}"] if subject.own_checkpoint else []
     parts += [f"--tier {tier}"] if tier != "pr" else []

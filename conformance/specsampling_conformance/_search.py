@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from specsampling import Model, RandomSource
+from specsampling_conformance._cast import SHORT_CONTEXT
 from specsampling_conformance._engine import Engine
 from specsampling_conformance._enumeration import Scenario, enumerate_laws
 from specsampling_conformance._faults import FAULTS, ReferenceModel
@@ -61,7 +62,14 @@ class Candidate(NamedTuple):
     contrast: float
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write the two checkpoints and return their directories."""
+        """Write the two checkpoints, and the draft's with a short context; return the two's directories."""
+        write_tiny_checkpoint(
+            folder / "short_draft",
+            vocab_size=self.vocab_size,
+            seed=self.seed + 1,
+            contrast=self.contrast,
+            max_length=SHORT_CONTEXT,
+        )
         return (
             write_tiny_checkpoint(
                 folder / "target", vocab_size=self.vocab_size, seed=self.seed, contrast=self.contrast

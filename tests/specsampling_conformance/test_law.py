@@ -12,9 +12,10 @@ from specsampling_conformance import _law, _law_edges  # noqa: F401 - registers 
 from specsampling_conformance._cast import PAIRS, cast, is_hosted
 from specsampling_conformance._checks import CHECKS, CheckFailure, Effort, Subject, checks_for, run_check
 from specsampling_conformance._engine import Engine
+from specsampling_conformance._enumerated import enumerated
 from specsampling_conformance._faults import FAULTS, ReferenceModel
 from specsampling_conformance._law_compare import compare
-from specsampling_conformance._situations import SITUATIONS, enumerated
+from specsampling_conformance._situations import SITUATIONS
 from specsampling_conformance._wrappers import MaskedModel
 from specsampling_numpy import TableModel
 

@@ -6,6 +6,7 @@ from specsampling_conformance._faults import (  # noqa: F401 - importing registe
     _drafter,
     _engine,
     _randomness,
+    _stopping,
     _verification,
 )
 from specsampling_conformance._faults._reference import ReferenceModel

@@ -37,6 +37,7 @@ class PlainDrafter:
         self.model = model
         self.vocab_size = model.vocab_size
         self.max_rollback = model.max_rollback
+        self.max_length: int | None = getattr(model, "max_length", None)
 
     def init(self, batch_size: int, capacity: int) -> PlainState:
         """Return an empty cache, with room for what a faulty rollback leaves behind."""
@@ -51,7 +52,9 @@ class PlainDrafter:
         if lookahead == 0:
             empty = np.zeros((batch_size, 0), dtype=np.int32)
             return Proposal(empty, np.zeros_like(lengths), None), state
-        texts = [np.asarray(context.tokens)[row, :length].tolist() for row, length in enumerate(lengths)]
+        # It is fed id 0 in place of those that it does not know.
+        known = np.where(np.asarray(context.tokens) < self.vocab_size, context.tokens, 0)
+        texts = [known[row, :length].tolist() for row, length in enumerate(lengths)]
         kept = [self.keep(fed, text) for fed, text in zip(state.fed, texts, strict=True)]
         cache = self.model.rollback(state.cache, np.array(kept))
         fed = [list(row[:count]) for row, count in zip(state.fed, kept, strict=True)]
@@ -74,7 +77,7 @@ class PlainDrafter:
             law = self.law(last, sampling)
             tokens.append(self.draw(law, slot, randomness))
             probs.append(self.reported(last, law, tokens[-1], sampling))
-        proposal = Proposal(np.stack(tokens, axis=1), np.full(batch_size, lookahead), np.stack(probs, axis=1))
+        proposal = Proposal(np.stack(tokens, axis=1), self.fitting(lengths, lookahead), np.stack(probs, axis=1))
         return self.finish(proposal), PlainState(cache, fed)
 
     def select(self, state: PlainState, rows: Any) -> PlainState:
@@ -86,6 +89,12 @@ class PlainDrafter:
     def keep(self, fed: Sequence[int], text: Sequence[int]) -> int:
         """How many of the tokens in the cache are kept."""
         return min(len(fed), len(text) - 1)
+
+    def fitting(self, lengths: Ints, lookahead: int) -> Ints:
+        """How many tokens each row proposes: the draft has a law after texts that fit its context, and no others."""
+        if self.max_length is None:
+            return np.full(lengths.shape, lookahead)
+        return np.clip(self.max_length + 1 - lengths, 0, lookahead)
 
     def lacking(self, text: list[int], kept: int) -> list[int]:
         """Return the committed tokens that the cache lacks; the last one is always fed."""
@@ -176,6 +185,35 @@ class _Sharper(PlainDrafter):
 
     def reported(self, logits: Floats, law: Floats, token: Ints, sampling: Sampling) -> Floats:
         return np.asarray(to_probs(logits, sampling))
+
+
+@drafter_fault(
+    "first row's draft settings reported", "Tokens are drawn under their row's settings, the law reported has row 0's."
+)
+class _FirstRowReported(PlainDrafter):
+    def reported(self, logits: Floats, law: Floats, token: Ints, sampling: Sampling) -> Floats:
+        return np.asarray(to_probs(logits, sampling.rows(np.zeros(len(logits), dtype=np.int64))))
+
+
+@drafter_fault("draft's context passed", "A row that has outgrown the draft's context is drafted for all the same.")
+class _ContextPassed(PlainDrafter):
+    def fitting(self, lengths: Ints, lookahead: int) -> Ints:
+        return np.full(lengths.shape, lookahead)
+
+
+@drafter_fault("draft's context one short", "The last token that the draft's context has room for is never proposed.")
+class _ContextShort(PlainDrafter):
+    def fitting(self, lengths: Ints, lookahead: int) -> Ints:
+        return super().fitting(lengths + (super().fitting(lengths, lookahead) < lookahead), lookahead)
+
+
+@drafter_fault(
+    "one full context stops the batch", "Every row proposes as few tokens as the one that is nearest the draft's limit."
+)
+class _ContextOfLongest(PlainDrafter):
+    def fitting(self, lengths: Ints, lookahead: int) -> Ints:
+        counts = super().fitting(lengths, lookahead)
+        return np.full_like(counts, counts.min())
 
 
 @drafter_fault("law of the step before reported", "Each token is reported with the law of the slot before it.")

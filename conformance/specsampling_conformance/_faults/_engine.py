@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsampling import Context, Decoder, Drafter, Model, Randomness, Sampling, to_probs
-from specsampling_conformance._engine import Engine
-from specsampling_conformance._faults._registry import Fault, plant
+from specsampling import Context, Randomness, Sampling, to_probs
 from specsampling_conformance._faults._round import Floats, Ints, PlainRound, Slots, round_fault
 
 __all__: list[str] = []
@@ -267,67 +265,79 @@ class _FirstRowsSettings(PlainRound):
         return super().target_probs(logits, _changed(sampling.rows(np.array([0]))))
 
 
-class _StopEngine(Engine):
-    """The library with other rules about where a row ends."""
-
-    def __init__(self, wrap: Callable[[Any], Any]) -> None:
-        self.wrap = wrap
-
-    def decoder(self, target: Model[Any], drafter: Model[Any] | Drafter[Any] | None = None, **options: Any) -> Decoder:
-        """Return a decoder with its rules replaced."""
-        decoder = super().decoder(target, drafter, **options)
-        decoder.stop_rules = self.wrap(decoder.stop_rules)
-        return decoder
+@round_fault("end tokens forbidden by the block", "While a row is short of its minimum no slot may end it.")
+class _BannedBlock(PlainRound):
+    def ban(self, logits: Floats, end_bans: Ints, end_tokens: tuple[int, ...]) -> Floats:
+        return super().ban(logits, np.where(end_bans > 0, logits.shape[1], 0), end_tokens)
 
 
-class _Stops:
-    """The stop rules of the library; a fault overrides `commit`."""
-
-    def __init__(self, rules: Any) -> None:
-        self.rules = rules
-        self.end_tokens = rules.end_tokens
-
-    def commit(self, tokens: Ints, rows: Ints, prompts: Ints, starts: Ints, counts: Ints) -> Any:
-        """Return how many of each row's next tokens are committed, and whether the row ends."""
-        return self.rules.commit(tokens, rows, prompts, starts, counts)
+@round_fault("end tokens forbidden in the first slot only", "Every slot but a round's first may end a row too early.")
+class _BannedOnce(PlainRound):
+    def ban(self, logits: Floats, end_bans: Ints, end_tokens: tuple[int, ...]) -> Floats:
+        return super().ban(logits, np.minimum(end_bans, 1), end_tokens)
 
 
-def _stop_fault(name: str, description: str) -> Callable[[type[_Stops]], type[_Stops]]:
-    def register(rules: type[_Stops]) -> type[_Stops]:
-        plant(Fault(name=name, description=description, tier="T1", kind="engine", planted=lambda: _StopEngine(rules)))
-        return rules
-
-    return register
+@round_fault("end tokens forbidden to the first row's minimum", "All rows count the tokens that row 0 lacks.")
+class _BannedAsFirst(PlainRound):
+    def ban(self, logits: Floats, end_bans: Ints, end_tokens: tuple[int, ...]) -> Floats:
+        return super().ban(logits, np.full_like(end_bans, end_bans[0]), end_tokens)
 
 
-@_stop_fault(
-    "end token accepted unchecked", "Only a round's last token is looked at; an accepted end token is passed over."
+@round_fault("end tokens forbidden after the filters", "Top-k and top-p choose among ids that are then taken away.")
+class _BannedLate(PlainRound):
+    def ban(self, logits: Floats, end_bans: Ints, end_tokens: tuple[int, ...]) -> Floats:
+        self.allowed = np.isfinite(super().ban(logits, end_bans, end_tokens))
+        return logits
+
+    def target_probs(self, logits: Floats, sampling: Sampling) -> Floats:
+        probs = super().target_probs(logits, sampling)
+        allowed, self.allowed = getattr(self, "allowed", None), None
+        if allowed is None:
+            return probs
+        rest = np.where(allowed, probs, 0.0)
+        some = rest.sum(axis=2, keepdims=True) > 0
+        rest = np.where(some, rest, allowed.astype(np.float64))
+        return rest / rest.sum(axis=2, keepdims=True)
+
+
+@round_fault(
+    "draft's law cut to the target's ids",
+    "Ids that the target lacks are cut from the draft's law; the rest is scaled.",
 )
-class _LastOnly(_Stops):
-    def commit(self, tokens: Ints, rows: Ints, prompts: Ints, starts: Ints, counts: Ints) -> Any:
-        found = self.rules.commit(tokens, rows, prompts, starts + counts - 1, np.ones_like(counts))
-        return found._replace(num_emitted=counts)
+class _CutToTarget(PlainRound):
+    def ratio(self, slots: Slots) -> tuple[Floats, Floats]:
+        return super().ratio(self._cut(slots))
+
+    def residual(self, slots: Slots, num_accepted: Ints, accepted: NDArray[Any]) -> Floats:
+        return super().residual(self._cut(slots), num_accepted, accepted)
+
+    def _cut(self, slots: Slots) -> Slots:
+        kept = slots.draft_probs[:, :, : slots.logits.shape[2]]
+        scaled = kept / np.maximum(kept.sum(axis=2, keepdims=True), 1e-300)
+        return slots._replace(draft_probs=self.align(scaled, slots.draft_probs.shape[2]))
 
 
-@_stop_fault("tokens kept after the end token", "A row that ends keeps the whole block.")
-class _KeptAfterEnd(_Stops):
-    def commit(self, tokens: Ints, rows: Ints, prompts: Ints, starts: Ints, counts: Ints) -> Any:
-        return super().commit(tokens, rows, prompts, starts, counts)._replace(num_emitted=counts)
+@round_fault("unknown id taken for the last", "An id that the target lacks is judged as if it were its last one.")
+class _UnknownClipped(PlainRound):
+    def ratio(self, slots: Slots) -> tuple[Floats, Floats]:
+        known = np.minimum(slots.tokens, slots.logits.shape[2] - 1)
+        return super().ratio(slots._replace(tokens=known))
+
+    def emit(self, slots: Slots, num_accepted: Ints, next_token: Ints) -> tuple[Ints, Ints]:
+        known = np.minimum(slots.tokens, slots.logits.shape[2] - 1)
+        return super().emit(slots._replace(tokens=known), num_accepted, next_token)
 
 
-@_stop_fault("end token in the prompt ends the row", "The last committed token is looked at too.")
-class _PromptEnds(_Stops):
-    def commit(self, tokens: Ints, rows: Ints, prompts: Ints, starts: Ints, counts: Ints) -> Any:
-        found = super().commit(tokens, rows, prompts, starts, counts)
-        in_prompt = np.isin(tokens[rows, starts - 1], self.end_tokens)
-        return found._replace(
-            num_emitted=np.where(in_prompt, 1, found.num_emitted), is_stopped=found.is_stopped | in_prompt
-        )
+@round_fault("ids new to the draft never drawn", "Ids that only the target knows lose their probability.")
+class _NewIdsLost(PlainRound):
+    def excess(self, slots: Slots, target: Floats, draft: Floats) -> Floats:
+        weights = super().excess(slots, target, draft)
+        known = getattr(getattr(slots.drafter, "model", None), "vocab_size", weights.shape[1])
+        weights[:, known:] = 0.0
+        return weights
 
 
-@_stop_fault("end token not emitted", "A row that ends at an end token of its block loses the token before it, too.")
-class _EndLost(_Stops):
-    def commit(self, tokens: Ints, rows: Ints, prompts: Ints, starts: Ints, counts: Ints) -> Any:
-        found = super().commit(tokens, rows, prompts, starts, counts)
-        shorter = found.is_stopped & (found.num_emitted > 1)
-        return found._replace(num_emitted=np.where(shorter, found.num_emitted - 1, found.num_emitted))
+@round_fault("first row's draft settings for all", "Every row is drafted under the draft's settings of row 0.")
+class _FirstRowsDraftSettings(PlainRound):
+    def draft_settings(self, sampling: Sampling) -> Sampling:
+        return _changed(sampling.rows(np.array([0])))

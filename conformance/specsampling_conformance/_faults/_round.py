@@ -90,7 +90,7 @@ class PlainRound:
         **options: Any,
     ) -> tuple[RoundOutput, RoundCarry]:
         """Draft, score, verify."""
-        draft_sampling = sampling if draft_sampling is None else draft_sampling
+        draft_sampling = self.draft_settings(sampling if draft_sampling is None else draft_sampling)
         batch_size = context.lengths.shape[0]
         tokens, num_tokens = np.zeros((batch_size, lookahead), dtype=np.int64), np.zeros(batch_size, dtype=np.int64)
         probs, drafter_state = None, None
@@ -103,12 +103,19 @@ class PlainRound:
         num_tokens = np.where(limits > 0, np.minimum(num_tokens, limits - 1), 0)
         last = context.tokens[np.arange(batch_size), context.lengths - 1]
         cache = target.rollback(carry.target_cache, self.kept(context))
-        logits, cache = target.score(cache, self.block(last, tokens))
+        # An id that the target does not know is always rejected, and nothing after it is read.
+        known = np.where(tokens < target.vocab_size, tokens, 0)
+        logits, cache = target.score(cache, self.block(last, known))
+        if end_bans is not None:
+            logits = self.ban(logits, np.asarray(end_bans), options["end_tokens"])
+        target_probs = self.target_probs(logits, sampling)
+        draft_probs = np.eye(target.vocab_size)[tokens] if probs is None else np.asarray(probs, dtype=np.float64)
+        vocab_size = max(target.vocab_size, draft_probs.shape[2])
         slots = Slots(
             tokens,
             num_tokens,
-            self.target_probs(logits, sampling),
-            np.eye(target.vocab_size)[tokens] if probs is None else np.asarray(probs, dtype=np.float64),
+            self.align(target_probs, vocab_size),
+            self.align(draft_probs, vocab_size),
             probs is None,
             logits,
             context,
@@ -145,6 +152,21 @@ class PlainRound:
     def block(self, last: Ints, tokens: Ints) -> Ints:
         """Return what the target scores: the last committed token and the proposed ones."""
         return np.concatenate([last[:, None], tokens], axis=1)
+
+    def draft_settings(self, sampling: Sampling) -> Sampling:
+        """Return the settings that the drafter is given."""
+        return sampling
+
+    def ban(self, logits: Floats, end_bans: Ints, end_tokens: tuple[int, ...]) -> Floats:
+        """Forbid the end tokens in the first ``end_bans[b]`` slots of each row."""
+        is_banned = np.arange(logits.shape[1]) < end_bans[:, None]
+        is_end = np.isin(np.arange(logits.shape[2]), end_tokens)
+        return np.where(is_banned[:, :, None] & is_end, -np.inf, logits)
+
+    def align(self, probs: Floats, vocab_size: int) -> Floats:
+        """Give laws an entry for every id that target or draft knows; the ids that are new have probability zero."""
+        missing = vocab_size - probs.shape[2]
+        return np.pad(probs, ((0, 0), (0, 0), (0, missing))) if missing else probs
 
     def target_probs(self, logits: Floats, sampling: Sampling) -> Floats:
         """Laws of the target."""
