@@ -21,6 +21,7 @@ _GROUP = "specsampling.backends"
 _FIRST_PARTY: dict[str, tuple[str, ...]] = {
     "jax": ("jax",),
     "numpy": (),
+    "onnxruntime": ("onnx", "onnxruntime"),
     "torch": ("torch", "transformers"),
 }
 
