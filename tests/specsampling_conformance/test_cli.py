@@ -57,6 +57,8 @@ def test_expected_failures_are_strict(capsys):
     ("arguments", "message"),
     [
         (["--backend", "nosuch"], "`--backend` must be one of"),
+        (["--draft-backend", "nosuch"], "`--draft-backend` must be one of"),
+        (["--draft-backend", "numpy", "--checkpoint", "no/such/folder"], "cannot be combined with `--checkpoint`"),
         (["--checks", "T7.*"], "`checks` must match ids"),
         (["--expect-failure", "T0.rollback.no_op"], "must be ID=REASON"),
         (["--expect-failure", "T0.nothing=reason"], "is no check's id"),
@@ -107,6 +109,39 @@ def test_it_runs_as_a_module_in_an_empty_folder(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 passed" in done.stdout
+
+
+def test_target_and_draft_may_be_of_two_backends(tmp_path, capsys, monkeypatch):
+    loaded = set()
+
+    def load(name, checkpoint, *, dtype, device=None):
+        loaded.add((name, checkpoint.name, dtype, device))
+        return specsampling.load_model("numpy", checkpoint, dtype=dtype)
+
+    monkeypatch.setattr(cli, "load_model", load)
+    status = dict.fromkeys(("numpy", "jax"), specsampling.BackendStatus("", True, "", ""))
+    monkeypatch.setattr(
+        cli, "available_backends", lambda: [entry._replace(name=name) for name, entry in status.items()]
+    )
+    where = ["--backend", "numpy", "--draft-backend", "jax", "--device", "cpu", "--dtype", "float32"]
+    what = [
+        "--tier",
+        "exact",
+        "--checks",
+        "T1.law.self_draft",
+        "--checks",
+        "T1.law.short_draft",
+        "--checks",
+        "T1.law.growing_lookahead",
+    ]
+    assert cli.main([*where, *what]) == 0
+    assert ("numpy", "target", "float32", "cpu") in loaded
+    assert {(name, role) for name, role, *_ in loaded if role.endswith("draft")} <= {
+        ("jax", "draft"),
+        ("jax", "short_draft"),
+    }
+    assert ("jax", "draft", "float32", None) in loaded
+    assert capsys.readouterr().out.startswith("numpy with drafts of jax on cpu")
 
 
 def test_an_adapter_that_hosts_no_foreign_weights_is_given_its_own(tmp_path, capsys, monkeypatch, write_checkpoint):
