@@ -16,6 +16,7 @@ from typing import Any
 from specsampling import CONTRACT_VERSION, Capabilities
 from specsampling_conformance import (  # noqa: F401 - importing them registers their checks
     _contract,
+    _large,
     _law,
     _law_edges,
     _sampled,

@@ -2,7 +2,19 @@
 
 from typing import Any
 
-from specsampling import CounterSource, Decoder, Drafter, Generation, Model, RandomSource, generate
+from specsampling import (
+    CounterSource,
+    Decoder,
+    Drafter,
+    Generation,
+    Model,
+    Randomness,
+    RandomSource,
+    Sampling,
+    UniformRandomness,
+    generate,
+    to_probs,
+)
 
 __all__ = ["Engine"]
 
@@ -21,6 +33,14 @@ class Engine:
     def source(self, seed: int) -> RandomSource:
         """Return the random streams of a seed."""
         return CounterSource(seed)
+
+    def probs(self, logits: Any, sampling: Sampling) -> Any:
+        """Return the laws of logits under settings."""
+        return to_probs(logits, sampling)
+
+    def randomness(self, uniforms: Any, lookahead: int) -> Randomness:
+        """Return a round's random decisions, made of uniforms."""
+        return UniformRandomness(uniforms, lookahead)
 
     def decoder(self, target: Model[Any], drafter: Model[Any] | Drafter[Any] | None = None, **options: Any) -> Decoder:
         """Return a `Decoder`."""

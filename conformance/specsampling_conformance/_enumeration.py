@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from specsampling import Decoder, Label, Purpose, Randomness, RandomSource
 from specsampling_conformance._host import Array, host_copy
 
-__all__ = ["BranchingSource", "ExactLaw", "LabelReusedError", "Scenario", "enumerate_laws"]
+__all__ = ["BranchingSource", "ExactLaw", "LabelReusedError", "Scenario", "TooManyPathsError", "enumerate_laws"]
+
+_MOST_PATHS = 100_000
+"""Ways of answering that are followed for one row; the situations of the suite have a few thousand."""
 
 Outcome: TypeAlias = tuple[tuple[int, ...], int]
 """New tokens of a row, and how many rounds they took."""
@@ -19,6 +22,10 @@ Outcome: TypeAlias = tuple[tuple[int, ...], int]
 
 class LabelReusedError(AssertionError):
     """One row was asked about the same label twice in one round: two decisions would have shared their randomness."""
+
+
+class TooManyPathsError(AssertionError):
+    """A row's ways of answering have no end: what it is asked depends on the company that it is in."""
 
 
 class Scenario(NamedTuple):
@@ -233,6 +240,8 @@ def enumerate_laws(
     ------
     LabelReusedError
         If one decision was asked for twice in a round.
+    TooManyPathsError
+        If there is no end to the ways of answering.
     """
     source = BranchingSource(every_column=every_column)
     decoder = make_decoder(source)
@@ -265,4 +274,6 @@ def enumerate_laws(
                 outcome = (tuple(state.new_tokens(row)), path.rounds)
                 outcomes[number][outcome] = outcomes[number].get(outcome, 0.0) + path.probability
                 num_paths[number] += 1
+                if num_paths[number] > _MOST_PATHS:
+                    raise TooManyPathsError(f"more than {_MOST_PATHS} ways of answering: rows disturb each other")
     return [ExactLaw(law, paths, source.drift) for law, paths in zip(outcomes, num_paths, strict=True)]

@@ -6,7 +6,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Array", "host_copy", "namespace_name", "native_integers"]
+__all__ = ["Array", "host_copy", "namespace_name", "namespace_of", "native_floats", "native_integers"]
 
 
 Array: TypeAlias = Any
@@ -37,6 +37,21 @@ def native_integers(values: ArrayLike, dtype: str, like: Array | None) -> Array:
         # Uncommitted, so that JAX may put it beside whatever it is used with, sharded weights included.
         return xp.asarray(host)
     return xp.asarray(host, device=array_api_compat.device(like))
+
+
+def native_floats(values: ArrayLike, like: Array) -> Array:
+    """Return real numbers in the namespace, on the device and in the dtype of `like`."""
+    xp = namespace_of(like)
+    # Float32 first: not every framework takes float64 from the host, and no other dtype is wider than that.
+    host = np.array(values, dtype=np.float64 if like.dtype == xp.float64 else np.float32)
+    if array_api_compat.is_numpy_array(like) or array_api_compat.is_jax_array(like):
+        return xp.astype(xp.asarray(host), like.dtype)
+    return xp.astype(xp.asarray(host, device=array_api_compat.device(like)), like.dtype)
+
+
+def namespace_of(array: Array) -> Any:
+    """Return an array's namespace."""
+    return array_api_compat.array_namespace(array)
 
 
 def namespace_name(array: Array) -> str:

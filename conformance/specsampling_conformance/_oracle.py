@@ -42,7 +42,9 @@ def reference_probs(
     Order: temperature, top-k, top-p, min-p; ties are kept. Temperature 0 is the lowest id of the largest logit.
     """
     if temperature == 0:
-        return np.asarray(np.eye(logits.size)[int(np.argmax(logits))])
+        probs = np.zeros(logits.size)
+        probs[int(np.argmax(logits))] = 1.0
+        return probs
     scaled = (logits - logits.max()) / temperature
     keep = np.isfinite(scaled)
     if top_k is not None and top_k < logits.size:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specsampling import RandomSource
-from specsampling_conformance import _contract, _law, _law_edges, _sampled, _system  # noqa: F401 - register checks
+from specsampling_conformance import _contract, _large, _law, _law_edges, _sampled, _system  # noqa: F401 - register checks
 from specsampling_conformance._cast import PAIRS
 from specsampling_conformance._checks import Check, CheckResult, Effort, Subject, checks_for, run_check
 from specsampling_conformance._engine import Engine

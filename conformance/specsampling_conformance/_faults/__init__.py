@@ -5,6 +5,7 @@ from specsampling_conformance._faults import (  # noqa: F401 - importing registe
     _cache,
     _drafter,
     _engine,
+    _large,
     _randomness,
     _stopping,
     _verification,

@@ -207,15 +207,6 @@ class _ContextShort(PlainDrafter):
         return super().fitting(lengths + (super().fitting(lengths, lookahead) < lookahead), lookahead)
 
 
-@drafter_fault(
-    "one full context stops the batch", "Every row proposes as few tokens as the one that is nearest the draft's limit."
-)
-class _ContextOfLongest(PlainDrafter):
-    def fitting(self, lengths: Ints, lookahead: int) -> Ints:
-        counts = super().fitting(lengths, lookahead)
-        return np.full_like(counts, counts.min())
-
-
 @drafter_fault("law of the step before reported", "Each token is reported with the law of the slot before it.")
 class _StaleLaw(PlainDrafter):
     def finish(self, proposal: Proposal) -> Proposal:
