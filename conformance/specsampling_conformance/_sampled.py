@@ -29,7 +29,17 @@ from specsampling_conformance._evalue import (
 from specsampling_conformance._faults import Fault
 from specsampling_conformance._oracle import sequence_law
 
-__all__ = ["BATCH_SIZE", "SAMPLED", "Sample", "SampledSetting", "counts_under", "draw", "law_of", "sample"]
+__all__ = [
+    "BATCH_SIZE",
+    "SAMPLED",
+    "Sample",
+    "SampledSetting",
+    "counts_under",
+    "draw",
+    "law_of",
+    "sample",
+    "setting_for",
+]
 
 BATCH_SIZE = 4096
 _MOST_SMALL = 512
@@ -129,7 +139,7 @@ def law_of(subject: Subject, setting: SampledSetting, models: Cast) -> NDArray[n
     return law
 
 
-def _setting(subject: Subject, name: str) -> SampledSetting:
+def setting_for(subject: Subject, name: str) -> SampledSetting:
     """Return what is sampled under a name: in dtypes whose law has to be enumerated, texts of three tokens at most.
 
     Paths grow tenfold with every token, and streams, which are what is tested here, are of the same uniforms.
@@ -144,7 +154,7 @@ def sample(subject: Subject, name: str) -> Sample:
 
 
 def _sample(subject: Subject, name: str) -> Sample:
-    setting = _setting(subject, name)
+    setting = setting_for(subject, name)
     models = cast(subject, setting.pair)
     law = law_of(subject, setting, models)
     process = EProcess(law)
@@ -218,7 +228,7 @@ def _failure(process: EProcess, what: str) -> CheckFailure:
 
 def counts_under(subject: Subject, name: str, fault: Fault) -> NDArray[np.int64]:
     """Return the counts of a sample that is drawn under a planted fault of the streams."""
-    setting = _setting(subject, name)
+    setting = setting_for(subject, name)
     models = cast(subject, setting.pair)
     faulty = dataclasses.replace(subject, engine=fault.planted())
     seed = subject.check_seed(f"diagnosis.{name}")
@@ -322,7 +332,7 @@ class _Bent(CounterSource):
     "The test can say no: sequences drawn from streams that were bent on purpose are rejected.",
 )
 def _control(subject: Subject) -> Measured:
-    setting = _setting(subject, "model_draft")
+    setting = setting_for(subject, "model_draft")
     models = cast(subject, setting.pair)
     law = law_of(subject, setting, models)
     process = EProcess(law)

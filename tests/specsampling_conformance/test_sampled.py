@@ -11,7 +11,8 @@ from specsampling_conformance import _sampled
 from specsampling_conformance._cast import cast
 from specsampling_conformance._checks import CHECKS, Effort, Subject, checks_for, run_check
 from specsampling_conformance._engine import Engine
-from specsampling_conformance._faults import FAULTS, ReferenceModel
+from specsampling_conformance._faults import FAULTS
+from specsampling_conformance._reference import ReferenceModel
 
 
 def subject_for(load=ReferenceModel, engine=None, seed=11, **options):
@@ -96,3 +97,6 @@ def test_coarse_dtypes_are_held_against_their_own_enumerated_law():
     )
     laws = [_sampled.law_of(subject, setting, cast(subject, setting.pair)) for subject in (exact, coarse)]
     np.testing.assert_allclose(laws[0], laws[1], atol=1e-5)
+    # Their paths are enumerated, and grow tenfold with every token.
+    assert _sampled.sample(coarse, "model_draft").process.law.shape == (3,) * 3
+    assert _sampled.sample(exact, "model_draft").process.law.shape == (3,) * 4
