@@ -16,8 +16,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +27,8 @@ with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as _file:
     PACKAGES = tuple(
         Path(path).name for path in tomllib.load(_file)["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     )
+# Those that import no framework are imported as they are.
+_ADAPTERS = tuple(set(PACKAGES) - {"specsampling", "specsampling_numpy", "specsampling_conformance"})
 
 
 class _Kind(type):
@@ -76,28 +77,30 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Leave it empty: names come when they are asked for."""
 
 
-@contextmanager
-def stand_ins() -> Iterator[None]:
-    """Let every framework be imported as a stand-in, and forget the stand-ins at the end."""
+def _take_out(packages: Sequence[str]) -> dict[str, ModuleType]:
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
 
-    def take_out() -> dict[str, ModuleType]:
-        names = [name for name in sys.modules if name.partition(".")[0] in FRAMEWORKS]
-        return {name: sys.modules.pop(name) for name in names}
 
-    before, finder = take_out(), _Finder()
+def import_packages() -> tuple[dict[str, ModuleType], dict[str, ModuleType]]:
+    """Import every package of the distribution, adapters over stand-ins, and leave no trace of those.
+
+    Returns
+    -------
+    packages : dict of str to module
+        Every package, by name.
+    modules : dict of str to module
+        The modules of adapters, which whoever looks names up by import has to put into `sys.modules`.
+    """
+    before, finder = _take_out((*FRAMEWORKS, *_ADAPTERS)), _Finder()
     sys.meta_path.insert(0, finder)
     try:
-        yield
+        packages = {name: importlib.import_module(name) for name in PACKAGES}
     finally:
         sys.meta_path.remove(finder)
-        take_out()
+        modules = _take_out(_ADAPTERS)
+        _take_out(FRAMEWORKS)
         sys.modules.update(before)
-
-
-def import_packages() -> dict[str, ModuleType]:
-    """Import every package of the distribution, over stand-ins."""
-    with stand_ins():
-        return {name: importlib.import_module(name) for name in PACKAGES}
+    return packages, modules
 
 
 def signatures(packages: dict[str, ModuleType]) -> dict[str, str]:
@@ -127,4 +130,4 @@ def _signature(member: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(signatures(import_packages())))
+    print(json.dumps(signatures(import_packages()[0])))
