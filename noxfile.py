@@ -221,4 +221,15 @@ def docs(session: nox.Session) -> None:
     session.run("sphinx-build", "-n", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(site))
     documented = ("specsampling", "specsampling_numpy", "specsampling_conformance")  # whatever needs no framework
     pytest(session, "--doctest-modules", "--pyargs", *documented)
-    pytest(session, str(ROOT / "tests" / "docs"), SPECSAMPLING_SITE=str(site))
+    tests = ROOT / "tests" / "docs"
+    pytest(session, str(tests), "--ignore", str(tests / "test_examples.py"), SPECSAMPLING_SITE=str(site))
+
+
+@nox.session(requires=["wheel"])
+def examples(session: nox.Session) -> None:
+    """Run docs/examples and the docstrings of adapters with every framework, and hold the site to what adapters say."""
+    adapters = [name for name in BACKENDS if name in EXTRAS]
+    install_wheel(session, extras=",".join(["conformance", *adapters]), groups=("docs",))
+    pytest(session, "--doctest-modules", "--pyargs", *(f"specsampling_{name}" for name in adapters))
+    pages = ("test_examples.py", "test_signatures.py", "test_capabilities.py")
+    pytest(session, *(str(ROOT / "tests" / "docs" / page) for page in pages))
