@@ -224,15 +224,15 @@ class TextGenerator:
         prompts, max_new_tokens, stop, skip_special_tokens, **options
             As in `generate`. They are checked when `stream` is called, not at the first event.
 
-        Yields
-        ------
-        TextEvent
-            One per unfinished row and round.
-
         Returns
         -------
         TextGeneration
             As the generator's value (of ``yield from``).
+
+        Yields
+        ------
+        TextEvent
+            One per unfinished row and round.
         """
         stops: tuple[Any, ...] = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(text, str) and text for text in stops):
