@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from ._build import build
+from ._export import export
 from ._model import OnnxCache, OnnxModel
 
-__all__ = ["OnnxCache", "OnnxModel", "build", "load"]
+__all__ = ["OnnxCache", "OnnxModel", "build", "export", "load"]
 
 
 def load(

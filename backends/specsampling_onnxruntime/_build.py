@@ -1,7 +1,7 @@
 """Make the ONNX graph of a Llama-family checkpoint, with a cache that is written in place.
 
 The graph takes ``input_ids (B, T)``, ``past_lengths (B,)`` (how many tokens each row holds, where its block begins),
-``num_logits (1,)``, and for each layer N ``cache.N.key`` and ``cache.N.value``, ``(B, kv_heads, capacity, head_dim)``.
+``logit_positions (num_logits,)`` (which positions of the block are wanted), and for each layer N ``cache.N.key`` and ``cache.N.value``, ``(B, kv_heads, capacity, head_dim)``.
 It returns ``logits (B, num_logits, V)`` and ``updated.N.key`` and ``updated.N.value`` of the same shapes. Whoever binds
 one buffer as both has TensorScatter write the block into it and copy nothing.
 """
@@ -97,7 +97,7 @@ class _Decoder:
         graph, config = self.graph, self.config
         tokens = graph.add_input("input_ids", np.int64, ["batch", "block"])
         past_lengths = graph.add_input("past_lengths", np.int64, ["batch"])
-        num_logits = graph.add_input("num_logits", np.int64, [1])
+        wanted = graph.add_input("logit_positions", np.int64, ["num_logits"])
         shape: list[int | str] = ["batch", config.num_key_value_heads, "capacity", config.head_dim]
         for layer in range(config.num_hidden_layers):
             for kind in ("key", "value"):
@@ -108,8 +108,7 @@ class _Decoder:
         for layer in range(config.num_hidden_layers):
             x = self._add_attention(x, layer, step)
             x = self._add_mlp(x, layer)
-        start = graph.add("Sub", graph.add("Shape", tokens, start=1, end=2), num_logits)
-        x = graph.add("Slice", x, start, graph.constant([np.iinfo(np.int64).max]), graph.constant([1]))
+        x = graph.add("Gather", x, wanted, axis=1)
         x = self._norm(x, "model.norm.weight")
         head = self._tensor("lm_head.weight")
         add_product(graph, x, "head", head, None, bits=self.bits, output="logits")

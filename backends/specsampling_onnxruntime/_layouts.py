@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import helper
 
@@ -29,11 +28,12 @@ NO_CACHE = "no cache"
 """All of the text in, all of the logits out."""
 
 _KNOWN_INPUTS = {
-    IN_PLACE: {"past_lengths", "num_logits"},
+    IN_PLACE: {"past_lengths", "logit_positions"},
     PAST_AND_PRESENT: {"attention_mask", "position_ids"},
     SHARED_BUFFER: {"attention_mask", "position_ids"},
     NO_CACHE: {"attention_mask", "position_ids"},
 }
+# Of Optimum and genai, and of ours.
 _CACHE_INPUT = re.compile(r"past_key_values\.(\d+)\.(key|value)|cache\.(\d+)\.(key|value)")
 
 # They scale activations by the largest entry of the whole tensor, other rows and positions included.
@@ -201,13 +201,16 @@ def _cache_tensor(path: Path, past: _Tensor, outputs: dict[str, _Tensor]) -> Cac
             f"{path}: input {past} has no output {present!r} to go with it: what a step adds to the cache would be "
             "lost; export the model with its cache as output (use_cache=True)"
         )
-    if len(past.shape) != 4 or not isinstance(past.shape[1], int) or not isinstance(past.shape[3], int):
+    size = past.shape[-1] if past.shape else None
+    if not isinstance(size, int):  # onnxruntime-genai's builder writes it beside the graph
+        size = _beside(path.parent / "genai_config.json", "model", "decoder", "head_size")
+    if len(past.shape) != 4 or not isinstance(past.shape[1], int) or size is None:
         raise CapabilityError(
             f"{path}: input {past} must have shape (B, heads, tokens, size), heads and size fixed: {_EXPORT_DYNAMIC}"
         )
     if isinstance(past.shape[2], int):
         raise CapabilityError(f"{path}: input {past} has a fixed past of {past.shape[2]} tokens: {_EXPORT_DYNAMIC}")
-    return CacheTensor(past=past.name, present=present, heads=past.shape[1], size=past.shape[3], dtype=past.dtype)
+    return CacheTensor(past=past.name, present=present, heads=past.shape[1], size=size, dtype=past.dtype)
 
 
 def _check_inputs(path: Path, kind: str, others: dict[str, _Tensor]) -> None:
@@ -231,14 +234,18 @@ def _listed(tensors: dict[str, _Tensor]) -> str:
 
 def _context_length(folder: Path) -> int | None:
     """Return the context limit that a config beside the graph gives, if any does."""
-    for name, keys in (
-        ("genai_config.json", ("model", "context_length")),
-        ("config.json", ("max_position_embeddings",)),
-    ):
-        if (folder / name).is_file():
-            value: Any = json.loads((folder / name).read_text(encoding="utf-8"))
-            for key in keys:
-                value = value.get(key) if isinstance(value, dict) else None
-            if isinstance(value, int | np.integer) and value > 0:
-                return int(value)
-    return None
+    limit = _beside(folder / "genai_config.json", "model", "context_length")
+    return limit or _beside(folder / "config.json", "max_position_embeddings")
+
+
+def _beside(path: Path, *keys: str) -> int | None:
+    """Return a positive number from a JSON file beside the graph, or None where there is none."""
+    if not path.is_file():
+        return None
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, int) and value > 0 else None

@@ -294,7 +294,7 @@ def _probed_vocab_size(session: Any, layout: Layout) -> int:
         "attention_mask": [[1]],
         "position_ids": [[0]],
         "past_lengths": [0],
-        "num_logits": [1],
+        "logit_positions": [0],
     }
     inputs = {name: np.array(feeds[name], dtype=dtype) for name, dtype in layout.inputs.items()}
     inputs |= {c.past: np.zeros((1, c.heads, 0, c.size), c.dtype) for c in layout.caches}

@@ -113,7 +113,8 @@ class BufferStore:
         if span > self._size:
             self._grow(int(lengths.max()), span)
         if self._runner.layout.kind == IN_PLACE:
-            feeds = {"input_ids": tokens, "past_lengths": lengths, "num_logits": np.array([num_logits])}
+            wanted = np.arange(tokens.shape[1] - num_logits, tokens.shape[1])
+            feeds = {"input_ids": tokens, "past_lengths": lengths, "logit_positions": wanted}
             return self._runner.run(self._binding, feeds, self._batch_size, num_logits)
         # The kernel reads from the mask how many tokens there are with the block, and appends so that they are.
         feeds = {"input_ids": tokens, "attention_mask": np.ones((self._batch_size, span))}
