@@ -26,8 +26,8 @@ from specsampling_conformance._audit import audit
 from specsampling_conformance._audit_report import AuditReport
 from specsampling_conformance._cast import PAIRS
 from specsampling_conformance._evalue import Look
-from specsampling_conformance._faults._reference import ReferenceModel
 from specsampling_conformance._oracle import Scores
+from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._runner import fresh_seed
 
 __all__ = ["TRANSFORMERS_CASES", "TransformersCase", "audit_transformers", "main"]

@@ -15,9 +15,9 @@ import numpy as np
 
 from specsampling import Model
 from specsampling_conformance._checks import Subject
-from specsampling_conformance._faults._reference import ReferenceModel
 from specsampling_conformance._host import host_copy
 from specsampling_conformance._oracle import Scores
+from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._trial import tolerance_for
 from specsampling_conformance._wrappers import EagerModel, masked
 

@@ -28,7 +28,6 @@ __all__ = [
     "TIERS",
     "all_checks",
     "build_manifest",
-    "contract_page",
     "declared_names",
     "manifest_faults",
     "manifest_ids",
@@ -37,46 +36,6 @@ __all__ = [
 ]
 
 TIERS = ("T0", "T1", "T2", "T3")
-
-_TITLES = {
-    "T0": "The cache",
-    "T1": "The law, enumerated",
-    "T2": "The law, sampled",
-    "T3": "Whole systems",
-}
-_QUESTIONS = {
-    "T0": "Does the cache do what it says? Every answer is held against a fresh recompute, row by row.\n"
-    "No false alarms.",
-    "T1": "Is the output law the target's? Every random decision is enumerated, and nothing is left to chance.\n"
-    "No false alarms.",
-    "T2": "Are the random streams right? Sequences are drawn and tested against the enumerated law.\n"
-    "A whole run raises a false alarm with probability at most 1e-6.",
-    "T3": "Do real models, mixed backends and replayed uniforms agree?\nNo false alarms.",
-}
-_REQUIREMENTS = {
-    "rows": "take batches of two or more",
-    "max_batch_size": "declare a `max_batch_size`",
-    "!max_batch_size": "declare no `max_batch_size`",
-    "per_row_rollback": "declare `per_row_rollback`",
-    "!per_row_rollback": "declare `per_row_rollback=False`",
-    "select": "declare `select`",
-    "!select": "declare `select=False`",
-    "compile_round": "declare `compile_round`",
-    "!compile_round": "declare `compile_round=False`",
-}
-
-_INTRODUCTION = """\
-# The contract, clause by clause
-
-Each clause is a check of the [conformance suite](conformance.md), and its name is the check's id. An adapter that
-passes keeps the contract; nothing else is asked of it. Messages and taste are not.
-
-```{{note}}
-This page is generated from the suite: `python -m specsampling_conformance._generate`. A test fails when it is stale.
-```
-
-Contract version {version}, {clauses} clauses. `B` is the number of rows of a batch, `T` the tokens of a block, `V` the
-vocabulary size, `K` the tokens drafted per round."""
 
 
 def all_checks() -> list[Check]:
@@ -174,29 +133,3 @@ def selected_ids(ids: Iterable[str], patterns: Sequence[str]) -> list[str]:
         if not fnmatch.filter(known, pattern):
             raise ValueError(f"`checks` must match ids of this adapter's manifest, got {pattern!r}, which matches none")
     return [one for one in known if not patterns or any(fnmatch.fnmatchcase(one, pattern) for pattern in patterns)]
-
-
-def contract_page() -> str:
-    """Return docs/contract.md."""
-    checks = all_checks()
-    lines = [_INTRODUCTION.format(version=CONTRACT_VERSION, clauses=len(checks)), ""]
-    for tier in TIERS:
-        clauses = [entry for entry in checks if entry.tier == tier]
-        if not clauses:
-            continue
-        lines += [f"## {tier}: {_TITLES[tier].lower()}", "", _QUESTIONS[tier], ""]
-        groups: dict[str, list[Check]] = {}
-        for entry in clauses:
-            groups.setdefault(entry.id.rpartition(".")[0], []).append(entry)
-        for group, entries in groups.items():
-            lines += [f"### {group}", ""]
-            for entry in entries:
-                lines += [f"`{entry.id}`", f": {entry.clause}{_for_whom(entry)}", ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _for_whom(entry: Check) -> str:
-    if not entry.requires:
-        return ""
-    asked = " and ".join(_REQUIREMENTS[name] for name in entry.requires)
-    return f" *(Adapters that {asked}.)*"

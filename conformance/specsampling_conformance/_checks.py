@@ -43,7 +43,7 @@ class NotApplicable(Exception):  # noqa: N818 - a verdict and not an error
     """The clause says nothing about this adapter; the message says why."""
 
 
-class CheckFailure(AssertionError):  # noqa: N818 - as above
+class CheckFailure(AssertionError):  # noqa: N818 - a verdict and not an error
     """An adapter broke a clause.
 
     Attributes
@@ -380,7 +380,7 @@ def run_check(entry: Check, subject: Subject, *, clock: Callable[[], float]) -> 
             if failure.measured is not None:
                 measured[dtype] = failure.measured
             break
-        except Exception as error:
+        except Exception as error:  # an adapter is foreign code: whatever it raises is its failure
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             status, diagnosis = "failed", f"{dtype}: raised {type(error).__name__}: {error} ({place})"

@@ -13,8 +13,8 @@ import numpy as np
 from specsampling import CacheError, CapabilityError
 from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
 from specsampling_conformance._contract_score import random_block, rows_for
+from specsampling_conformance._digest import replay_digest
 from specsampling_conformance._machine import run_random_sequences
-from specsampling_conformance._replay import replay_digest
 from specsampling_conformance._sequences import FIXED_SEQUENCES, run_sequence
 from specsampling_conformance._trial import Oracle, Trial, largest_difference
 
@@ -335,7 +335,7 @@ def _fresh_processes(subject: Subject) -> None:
         "device": subject.device,
         "rows": rows_for(subject, 2),
     }
-    command = [sys.executable, "-m", "specsampling_conformance._replay", json.dumps(request)]
+    command = [sys.executable, "-m", "specsampling_conformance._digest", json.dumps(request)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     digests = []
     for process in running:

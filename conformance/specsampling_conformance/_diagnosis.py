@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specsampling_conformance._checks import CheckFailure
 from specsampling_conformance._enumeration import Outcome
-from specsampling_conformance._faults import FAULTS, Fault
+from specsampling_conformance._faults import CRASHES, FAULTS, Fault
 from specsampling_conformance._oracle import total_variation
 
 __all__ = ["best_fitting_law", "best_fitting_stream", "with_diagnosis"]
@@ -53,7 +53,7 @@ def best_fitting_law(
     for fault in _suspects("cache", "engine", "drafter"):
         try:
             law = law_under(fault)
-        except Exception:  # a fault that crashes here has no law here
+        except CRASHES:  # a fault that crashes here has no law here
             continue
         fit = total_variation(dict(found), dict(law))
         if best is None or fit < best[0]:
@@ -86,7 +86,7 @@ def best_fitting_stream(
     for fault in _suspects("randomness"):
         try:
             drawn = counts_under(fault)
-        except Exception:
+        except CRASHES:
             continue
         # Cells that were not drawn have the right law's share of one sample.
         smoothed = (drawn + law) / (drawn.sum() + 1.0)

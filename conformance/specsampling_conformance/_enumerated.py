@@ -23,11 +23,12 @@ from specsampling_conformance._cast import (
 from specsampling_conformance._checks import NotApplicable, Subject
 from specsampling_conformance._engine import Engine
 from specsampling_conformance._enumeration import ExactLaw, Outcome, Scenario, enumerate_laws
-from specsampling_conformance._faults import Fault, ReferenceModel
+from specsampling_conformance._faults import Fault
 from specsampling_conformance._oracle import Scores, keeps_ids, lookup_proposal, outcome_law
+from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._situations import SITUATIONS, Row, Situation
 
-__all__ = ["Enumerated", "Suspicion", "enumerated", "sampling_of", "suspicion"]
+__all__ = ["Enumerated", "Suspicion", "enumerated", "keeps_settings", "sampling_of", "stable_rows", "suspicion"]
 
 Floats = NDArray[np.float64]
 
@@ -187,12 +188,18 @@ def _fitted(subject: Subject, situation: Situation, stage: _Stage) -> tuple[tupl
         rows = tuple(row._replace(max_new_tokens=min(row.max_new_tokens, shortest)) for row in rows)
         note = f"{shortest} tokens a row, because batches are small"
     rows = tuple(row._replace(prompt=tuple(token % stage.vocab_size for token in row.prompt)) for row in rows)
-    stable = tuple(row for row in rows if _is_stable(subject, situation, stage, row))
+    stable = stable_rows(subject, dataclasses.replace(situation, rows=rows))
     if len(stable) < len(rows):
         note = f"{note} {len(rows) - len(stable)} rows left out, whose settings keep ids by a hair".strip()
     if not stable:
         raise NotApplicable("every row has settings that keep or drop an id by less than rounding")
     return stable, batch_size, note
+
+
+def stable_rows(subject: Subject, situation: Situation) -> tuple[Row, ...]:
+    """Return the rows of a situation whose settings keep the same ids whatever rounding does."""
+    stage = _stage(subject, situation)
+    return tuple(row for row in situation.rows if _is_stable(subject, situation, stage, row))
 
 
 def _is_stable(subject: Subject, situation: Situation, stage: _Stage, row: Row) -> bool:
@@ -205,19 +212,44 @@ def _is_stable(subject: Subject, situation: Situation, stage: _Stage, row: Row) 
     players = [(stage.models, situation.target, row.settings)]
     if side is not None:
         players.append((side, situation.drafter, _draft_settings(row)))
-    texts = [
-        (*row.prompt, *new)
-        for length in range(row.max_new_tokens)
-        for new in itertools.product(range(stage.vocab_size), repeat=length)
-    ]
-    for models, role, settings in players:
-        if not set(settings) - {"temperature"} and settings.get("temperature") != 0:
-            continue
-        delta = logit_delta(subject, models, role) + 1e-12
-        for text in texts:
-            logits = _known(models.scores[role], text)
-            if role == situation.target and len(text) < len(row.prompt) + situation.min_new_tokens:
-                banned = _end_tokens(situation, stage.vocab_size)
+    banned = _end_tokens(situation, stage.vocab_size)
+    return all(
+        keeps_settings(
+            *(subject, models, role, row.prompt, row.max_new_tokens, settings),
+            vocab_size=stage.vocab_size,
+            banned=banned if role == situation.target else (),
+            until=len(row.prompt) + situation.min_new_tokens,
+        )
+        for models, role, settings in players
+    )
+
+
+def keeps_settings(
+    subject: Subject,
+    models: Cast,
+    role: str,
+    prompt: tuple[int, ...],
+    max_new_tokens: int,
+    settings: Mapping[str, Any],
+    *,
+    vocab_size: int | None = None,
+    banned: tuple[int, ...] = (),
+    until: int = 0,
+) -> bool:
+    """Return whether rounding leaves the ids that settings keep as they are, after every text of new tokens.
+
+    Texts are made of `vocab_size` ids, the model's own by default; `banned` ids are forbidden after texts shorter than
+    `until`.
+    """
+    if not set(settings) - {"temperature"} and settings.get("temperature") != 0:
+        return True
+    scores = models.scores[role]
+    delta = logit_delta(subject, models, role) + 1e-12
+    for length in range(max_new_tokens):
+        for new in itertools.product(range(vocab_size or scores.model.vocab_size), repeat=length):
+            text = (*prompt, *new)
+            logits = _known(scores, text)
+            if len(text) < until:
                 logits = np.where(np.isin(np.arange(logits.size), banned), -np.inf, logits)
             if not keeps_ids(logits, delta, **settings):
                 return False

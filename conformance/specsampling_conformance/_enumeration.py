@@ -114,7 +114,7 @@ class BranchingSource(RandomSource):
         self.most_drafted: dict[int, int] = {}
         self.drift = 0.0
 
-    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> Randomness:  # noqa: ARG002
+    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> Randomness:  # noqa: ARG002 - the signature is the protocol's
         """Begin a round; rows that are not active (finished, but still in the batch) are answered without branching."""
         rows = [int(row) for row in row_ids]
         for row in rows:

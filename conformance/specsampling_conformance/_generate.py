@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specsampling_conformance._catalogue import all_checks, build_manifest, contract_page
+from specsampling_conformance._catalogue import all_checks, build_manifest
+from specsampling_conformance._contract_page import contract_page
 
 __all__ = ["generated", "main"]
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsampling import Label, Proposal, Purpose, verify
+from specsampling_conformance._cast import cast
 from specsampling_conformance._checks import CheckFailure, Measured, Subject, check
 from specsampling_conformance._enumerated import sampling_of
 from specsampling_conformance._host import Array, host_copy, namespace_of, native_floats, native_integers
@@ -107,7 +108,7 @@ def _beside_boundaries(weights: Floats, uniforms: Floats, level: int, distance: 
 
 def _like(subject: Subject) -> Array:
     """Return logits of the adapter: what every array of these checks is put beside."""
-    model = subject.model()
+    model = cast(subject, "four").target
     logits, _ = model.score(model.init_cache(1, 8), np.array([[0]], dtype=np.int32))
     return logits
 

@@ -56,7 +56,7 @@ class FixedSource(RandomSource):
     def __init__(self, uniform: float) -> None:
         self.uniform = uniform
 
-    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> UniformRandomness:  # noqa: ARG002
+    def begin_round(self, row_ids: Any, rounds: Any, lookahead: int) -> UniformRandomness:  # noqa: ARG002 - the signature is the protocol's
         """Return the round's randomness."""
         return UniformRandomness(np.full((len(row_ids), 2 * lookahead + 1, 3), self.uniform), lookahead)
 
@@ -165,16 +165,17 @@ def play(
 
 def hold(
     rounds: Sequence[Replayed],
-    players: Players,
+    players: Players | Sequence[Players],
     source: RandomSource,
-    rounding: Rounding,
+    rounding: Rounding | Sequence[Rounding],
     *,
     row_ids: Sequence[int] | None = None,
     most_unsure: float = 0.5,
 ) -> Measured:
     """Hold rounds against their replay from the same uniforms.
 
-    `most_unsure` is the largest part of the rounds that may lie at a boundary, where nothing can be said.
+    `players` and `rounding` are those of all rows or of each. `most_unsure` is the largest part of the rounds that may
+    lie at a boundary, where nothing can be said.
 
     Raises
     ------
@@ -186,7 +187,9 @@ def hold(
         row_id = one.row if row_ids is None else row_ids[one.row]
         uniforms = _uniforms(source, row_id, one.round, one.lookahead)
         num_tokens = min(one.lookahead, one.limit - 1)
-        draft: Any = players.draft_law
+        playing = players if isinstance(players, Players) else players[one.row]
+        allowed = rounding if isinstance(rounding, Rounding) else rounding[one.row]
+        draft: Any = playing.draft_law
         if draft == "lookup":
             draft = lookup_proposal(one.text, num_tokens)
         expected, decisions = replay_round(
@@ -194,9 +197,9 @@ def hold(
             uniforms,
             lookahead=one.lookahead,
             num_tokens=num_tokens,
-            target=players.target_law,
+            target=playing.target_law,
             draft=draft,
-            rounding=rounding,
+            rounding=allowed,
         )
         tokens += len(one.tokens)
         unsure += not all(decision.is_sure for decision in decisions)
@@ -210,12 +213,13 @@ def hold(
                 expected="the same tokens, unless a uniform lies at the boundary of its decision: the nearest here is"
                 f" {nearest.what}, {nearest.margin:.3g} away, and rounding explains {nearest.allowed:.3g}",
             )
+    delta = rounding.delta if isinstance(rounding, Rounding) else max(one.delta for one in rounding)
     if unsure > most_unsure * len(rounds):
         raise CheckFailure(
-            f"{unsure} of {len(rounds)} rounds cannot be judged: the logits are too far apart ({rounding.delta:.2g})",
+            f"{unsure} of {len(rounds)} rounds cannot be judged: the logits are too far apart ({delta:.2g})",
             expected=f"at most {most_unsure:.0%} of them",
         )
-    return Measured(n=tokens, values={"rounds": len(rounds), "at_a_boundary": unsure, "delta": rounding.delta})
+    return Measured(n=tokens, values={"rounds": len(rounds), "at_a_boundary": unsure, "delta": delta})
 
 
 def _uniforms(source: RandomSource, row_id: int, number: int, lookahead: int) -> NDArray[np.float64]:

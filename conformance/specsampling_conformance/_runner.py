@@ -72,7 +72,7 @@ class WatchedLoad:
         """Load, and take note of an exception on its way out."""
         try:
             return self.load(checkpoint, dtype)
-        except BaseException:
+        except BaseException:  # goes on its way; no kind of it is a model
             self.failed = True
             raise
 

@@ -22,8 +22,9 @@ from specsampling import Model, RandomSource
 from specsampling_conformance._cast import SHORT_CONTEXT
 from specsampling_conformance._engine import Engine
 from specsampling_conformance._enumeration import Scenario, enumerate_laws
-from specsampling_conformance._faults import FAULTS, ReferenceModel
+from specsampling_conformance._faults import CRASHES, FAULTS
 from specsampling_conformance._oracle import Scores, sequence_law
+from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._tiny import write_tiny_checkpoint
 
 __all__ = ["Candidate", "best_three", "divergence", "divergences", "main"]
@@ -111,7 +112,7 @@ def divergences(
         try:
             (got,) = enumerate_laws(make, [Scenario(prompt, length)], schedule=(2, 0))
             found[name] = divergence(got.tokens, expected)
-        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
+        except CRASHES:
             found[name] = math.inf
     return found
 

@@ -9,9 +9,9 @@ import numpy as np
 from specsampling import CounterSource, Model, PromptLookup, Sampling, bundled
 from specsampling_conformance._cast import PAIRS, is_hosted
 from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
-from specsampling_conformance._faults._reference import ReferenceModel
 from specsampling_conformance._greedy import compare_greedy
 from specsampling_conformance._host import host_copy
+from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._replays import BlockScores, Players, hold, rounding_for, run_rounds
 from specsampling_conformance._trial import tolerance_for
 

@@ -132,7 +132,7 @@ class Trial:
             return call()
         except CheckFailure:
             raise
-        except Exception as error:
+        except Exception as error:  # an adapter is foreign code: whatever it raises is its failure
             raise self.failure(f"raised {type(error).__name__}: {error}") from error
 
     def failure(self, summary: str, *, expected: str = "", worst: Sequence[str] = ()) -> CheckFailure:
@@ -196,7 +196,7 @@ class Trial:
         except errors:
             self.calls[-1] += " (refused)"
             return
-        except Exception as error:
+        except Exception as error:  # any other one is the failure that this looks for
             raise self.failure(f"raised {type(error).__name__}: {error}", expected=names) from error
         raise self.failure("nothing was raised", expected=names)
 

@@ -1,12 +1,14 @@
+import ast
 import itertools
 import re
 from pathlib import Path
 
 import pytest
 
-from specsampling import CONTRACT_VERSION, Capabilities
+from specsampling import CONTRACT_VERSION, Capabilities, Model
 from specsampling_conformance import _catalogue as catalogue
 from specsampling_conformance import _generate as generate
+from specsampling_conformance._contract_page import contract_page, protocol_source
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,11 +66,22 @@ def test_stale_files_are_found_and_written(tmp_path, capsys):
 
 
 def test_the_contracts_page_has_every_clause_and_whom_it_concerns():
-    page = catalogue.contract_page()
+    page = contract_page()
     for entry in catalogue.all_checks():
         assert f"`{entry.id}`\n: {entry.clause}" in page
     assert "(Adapters that take batches of two or more and declare `select`.)" in page
     assert f"Contract version {CONTRACT_VERSION}, {len(catalogue.all_checks())} clauses" in page
+
+
+def test_the_contracts_page_has_the_protocols_as_the_core_writes_them():
+    source = protocol_source(Model)
+    ast.parse(source)
+    lines = source.splitlines()
+    assert lines[:2] == ["class Model(Protocol[CacheT]):", "    vocab_size: int"]
+    assert "    def rollback(self, cache: CacheT, lengths: Array, /) -> CacheT: ..." in lines
+    assert source in contract_page()
+    with pytest.raises(TypeError, match="must be a class"):
+        protocol_source(contract_page)
 
 
 def test_ids_and_clauses_are_well_formed():

@@ -12,8 +12,9 @@ import specsampling_numpy
 from specsampling import CacheError, Capabilities, CapabilityError
 from specsampling_conformance._checks import CheckFailure, Effort, Subject, checks_for, run_check
 from specsampling_conformance._contract import contract_checks
-from specsampling_conformance._faults import FAULTS, REFERENCE_CAPABILITIES, Fault, ReferenceModel
+from specsampling_conformance._faults import FAULTS, REFERENCE_CAPABILITIES, Fault
 from specsampling_conformance._machine import run_random_sequences
+from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._sequences import CallSequence, shrink_sequence
 from specsampling_conformance._tiny import write_tiny_checkpoint
 from specsampling_conformance._trial import Oracle, Trial, largest_difference
@@ -76,7 +77,7 @@ class BoundedModel(ReferenceModel):
 class LevelModel(ReferenceModel):
     """Right, and cannot tell rows apart in a rollback, select rows or hold more than three."""
 
-    select = None  # type: ignore[assignment]
+    select = None  # type: ignore[assignment]  # as an adapter might take a power back
 
     def init_cache(self, batch_size: int, capacity: int) -> Any:
         if batch_size > 3:

@@ -11,7 +11,8 @@ import pytest
 from specsampling import Decoder, ModelDrafter, Sampling, generate
 from specsampling_conformance import meta
 from specsampling_conformance._cast import PAIRS
-from specsampling_conformance._faults import FAULTS, ReferenceModel
+from specsampling_conformance._faults import FAULTS
+from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._search import Candidate, best_three, divergence, divergences
 
 TARGET, DRAFT = (ReferenceModel(path, "float64") for path in (PAIRS["three_a"].target, PAIRS["three_a"].draft))

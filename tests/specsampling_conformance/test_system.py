@@ -11,7 +11,8 @@ from specsampling_conformance import _system, compare_greedy  # noqa: F401 - reg
 from specsampling_conformance._checks import CHECKS, CheckFailure, Subject, checks_for, run_check
 from specsampling_conformance._decisions import Rounding, first_mismatch, replay_round
 from specsampling_conformance._engine import Engine
-from specsampling_conformance._faults import FAULTS, ReferenceModel
+from specsampling_conformance._faults import FAULTS
+from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._replays import FixedSource, Players, hold, run_rounds
 from specsampling_numpy import TableModel
 

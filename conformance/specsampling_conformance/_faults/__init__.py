@@ -10,7 +10,6 @@ from specsampling_conformance._faults import (  # noqa: F401 - importing registe
     _stopping,
     _verification,
 )
-from specsampling_conformance._faults._reference import ReferenceModel
-from specsampling_conformance._faults._registry import FAULTS, REFERENCE_CAPABILITIES, Fault
+from specsampling_conformance._faults._registry import CRASHES, FAULTS, REFERENCE_CAPABILITIES, Fault
 
-__all__ = ["FAULTS", "Fault", "REFERENCE_CAPABILITIES", "ReferenceModel"]
+__all__ = ["CRASHES", "FAULTS", "Fault", "REFERENCE_CAPABILITIES"]

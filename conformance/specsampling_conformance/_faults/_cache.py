@@ -5,9 +5,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsampling import Capabilities
-from specsampling_conformance._faults._reference import Floats, Ints, ReferenceCache, ReferenceModel
 from specsampling_conformance._faults._registry import cache_fault
 from specsampling_conformance._host import Array
+from specsampling_conformance._reference import Floats, Ints, ReferenceCache, ReferenceModel
 
 __all__: list[str] = []
 

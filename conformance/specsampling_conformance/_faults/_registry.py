@@ -4,12 +4,23 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from specsampling import Capabilities
+from specsampling import Capabilities, SpecSamplingError
 
-__all__ = ["FAULTS", "Fault", "KINDS", "REFERENCE_CAPABILITIES", "cache_fault", "plant"]
+__all__ = ["CRASHES", "FAULTS", "Fault", "KINDS", "REFERENCE_CAPABILITIES", "cache_fault", "plant"]
 
 REFERENCE_CAPABILITIES = Capabilities(dtypes=("float32", "float64"), select=True)
 """What the reference model can do."""
+
+CRASHES = (
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    SpecSamplingError,
+    TypeError,
+    ValueError,
+)
+"""What a planted fault may come to, where it has no law at all; nothing else is taken for one."""
 
 KINDS = ("cache", "engine", "drafter", "randomness", "control")
 
