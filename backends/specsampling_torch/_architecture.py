@@ -143,6 +143,11 @@ class CausalLM:
         self._has_logits_to_keep = "logits_to_keep" in names
         self._base_names = inspect.signature(self._base.forward).parameters
         self.layers = cache_utils.DynamicCache(config=config).layers
+        if any(hasattr(layer, "recurrent_states") and not hasattr(layer, "number_of_states") for layer in self.layers):
+            raise CapabilityError(
+                f"{self.name} needs a newer transformers: version {transformers.__version__} keeps recurrent states in "
+                "another way"
+            )
         self._kinds, self._takes_mapping = self._mask_kinds(text)
         attention = getattr(config, "_attn_implementation", None) or "eager"
         if self._kinds and attention not in _ATTENTION:
