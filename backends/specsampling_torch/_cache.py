@@ -135,23 +135,40 @@ class RowStore(Cache):  # type: ignore[misc]
         For each layer what it keeps of a token, or the layer itself.
     batch_size, capacity : int
         Rows, and tokens of each.
+    tokens_first : bool, default: False
+        Lay the memory out so that the first tokens of all rows are its beginning, whatever the capacity: compiled
+        graphs are given such prefixes.
     """
 
-    def __init__(self, layers: Sequence[Any], batch_size: int, capacity: int) -> None:
+    def __init__(self, layers: Sequence[Any], batch_size: int, capacity: int, *, tokens_first: bool = False) -> None:
         self.place = _Place()
+        self.num_rows = batch_size
+        self._prefixes: dict[int, list[Any]] = {}
         super().__init__(
             layers=[
-                RowLayer(*allocate(layer, batch_size, capacity), self.place)
+                RowLayer(*allocate(layer, batch_size, capacity, tokens_first=tokens_first), self.place)
                 if isinstance(layer, KeyValueShape)
                 else layer
                 for layer in layers
             ]
         )
 
+    def prefixes(self, span: int) -> list[Any]:
+        """Return each layer's first `span` keys and values, ``(span, B, heads, size)``: the same objects each time."""
+        if span not in self._prefixes:
+            held = [x for layer in self.layers if isinstance(layer, RowLayer) for x in (layer.keys, layer.values)]
+            self._prefixes[span] = [x.permute(2, 0, 1, 3)[:span] for x in held]
+            for x in self._prefixes[span]:
+                # CUDA graphs then write to it where it is.
+                torch._dynamo.mark_static_address(x)
+        return self._prefixes[span]
+
     def select(self, rows: Any) -> "RowStore":
         """Return a store of some rows, with memory of its own."""
         chosen = RowStore.__new__(RowStore)
         chosen.place = _Place()
+        chosen.num_rows = len(rows)
+        chosen._prefixes = {}
         Cache.__init__(chosen, layers=[select_layer(layer, rows, chosen.place) for layer in self.layers])
         return chosen
 
@@ -164,13 +181,16 @@ def select_layer(layer: Any, rows: Any, place: _Place) -> Any:
     return RowLayer(layer.keys.index_select(0, index), layer.values.index_select(0, index), place)
 
 
-def allocate(shape: KeyValueShape, batch_size: int, capacity: int) -> tuple[Any, Any]:
+def allocate(shape: KeyValueShape, batch_size: int, capacity: int, *, tokens_first: bool = False) -> tuple[Any, Any]:
     """Return zeroed keys and values: weight 0 times a NaN that was left in memory would be NaN."""
-    keys = torch.zeros((batch_size, shape.num_heads, capacity, shape.key_size), dtype=shape.dtype, device=shape.device)
-    values = torch.zeros(
-        (batch_size, shape.num_heads, capacity, shape.value_size), dtype=shape.dtype, device=shape.device
-    )
-    return keys, values
+
+    def zeros(size: int) -> Any:
+        if tokens_first:
+            whole = torch.zeros((capacity, batch_size, shape.num_heads, size), dtype=shape.dtype, device=shape.device)
+            return whole.permute(1, 2, 0, 3)
+        return torch.zeros((batch_size, shape.num_heads, capacity, size), dtype=shape.dtype, device=shape.device)
+
+    return zeros(shape.key_size), zeros(shape.value_size)
 
 
 def out_of_memory(shapes: Sequence[KeyValueShape], batch_size: int, capacity: int) -> CacheError:

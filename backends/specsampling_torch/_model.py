@@ -11,7 +11,9 @@ from specsampling import Capabilities, CapabilityError
 from ._architecture import CausalLM, device_of
 from ._cache import KeyValueShape, RecordingLayer, RowStore, ShapeRecorder, out_of_memory
 from ._checks import Ints, checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes
+from ._compile import CompiledForward, bucket, refuse_compilation
 from ._masks import Visibility
+from ._packing import PackedLinear, group_heads, packed_copy
 from ._recurrent import SnapshotStore, is_recurrent
 
 __all__ = ["TorchCache", "TorchModel"]
@@ -60,6 +62,13 @@ class TorchModel:
         Context limit, where it is not to be taken from the module's config.
     max_rollback : int, optional
         For recurrent models: how many tokens back a row can go, 8 by default. Each costs the memory of a state.
+    pack_weights : bool, default: False
+        On the CPU, in float32, bfloat16 or float16: keep the weights in the order that oneDNN multiplies by, so that a
+        block of a few tokens costs what one token costs. The packed weights are a copy; the module given stays as it
+        is, and can be dropped.
+    compile : bool, default: False
+        Compile the forward pass of blocks of up to 33 tokens, one graph per shape; weights are packed where they can
+        be. See `warm_up`. A compiled model has no `select`: another number of rows would be another graph.
 
     Attributes
     ----------
@@ -107,8 +116,17 @@ class TorchModel:
         forward: Callable[..., Any] | None = None,
         max_length: int | None = None,
         max_rollback: int | None = None,
+        pack_weights: bool = False,
+        compile: bool = False,  # noqa: A002 (what transformers and PyTorch call it)
     ) -> None:
+        if pack_weights or compile:
+            module = packed_copy(module)
         self.module = module.eval()
+        if pack_weights and not any(isinstance(part, PackedLinear) for part in module.modules()):
+            raise CapabilityError(
+                f"`pack_weights` needs linear layers on the CPU, in float32 or in a 16-bit dtype that its oneDNN "
+                f"multiplies; {type(module).__name__} has none"
+            )
         self._lm: CausalLM | None = None
         layers = None
         if forward is None:
@@ -120,6 +138,8 @@ class TorchModel:
             self._lm = CausalLM(module)
             self._call: Callable[..., Any] = self._lm
             layers = self._lm.layers
+            if pack_weights or compile:
+                group_heads(module)
             max_length = self._lm.max_length if max_length is None else max_length
         else:
             given = forward
@@ -149,7 +169,11 @@ class TorchModel:
                 raise ValueError(f"`max_rollback` must be at least 1, got {max_rollback}")
         elif max_rollback is not None:
             raise ValueError(f"`max_rollback` is for recurrent models: {self._name} goes back any number of tokens")
-        self.capabilities = Capabilities(dtypes=_DTYPES, select=True)
+        self._compiled: CompiledForward | None = None
+        if compile:
+            refuse_compilation(self._name, module, is_recurrent=self.max_rollback is not None)
+            self._compiled = CompiledForward(self._name, self._call, self._layers, self._mask_dtype, max_length)
+        self.capabilities = Capabilities(dtypes=_DTYPES, select=not compile)
         if not is_proven:
             self._compare_with_own_forward("is outside the tested families")
         elif getattr(module, "is_quantized", False):
@@ -164,6 +188,8 @@ class TorchModel:
         dtype: str = "float32",
         attn_implementation: str | None = None,
         max_rollback: int | None = None,
+        pack_weights: bool = False,
+        compile: bool = False,  # noqa: A002
         **hf_kwargs: Any,
     ) -> "TorchModel":
         """Load a checkpoint through transformers.
@@ -178,7 +204,7 @@ class TorchModel:
             "float32", "float64", "bfloat16" or "float16".
         attn_implementation : str, optional
             "sdpa" or "eager"; by default whichever transformers prefers for the architecture.
-        max_rollback : int, optional
+        max_rollback, pack_weights, compile
             As in `TorchModel`.
         **hf_kwargs
             Anything else that ``AutoModelForCausalLM.from_pretrained`` takes, such as `device_map`, `tp_plan` or
@@ -208,7 +234,7 @@ class TorchModel:
         module = load_module(
             path_or_id, device=device, dtype=dtype, attn_implementation=attn_implementation, hf_kwargs=hf_kwargs
         )
-        return cls(module, max_rollback=max_rollback)
+        return cls(module, max_rollback=max_rollback, pack_weights=pack_weights, compile=compile)
 
     def _probe(self, layers: Sequence[Any] | None) -> tuple[list[Any], Any]:
         """Feed one token, and return what each layer keeps of it (recurrent layers as they are) and the logits."""
@@ -268,6 +294,9 @@ class TorchModel:
         checked_sizes(batch_size, capacity)
         lengths = np.zeros(batch_size, dtype=np.int64)
         try:
+            if self._compiled is not None:
+                room = bucket(capacity)  # a text that fills the capacity is given the whole bucket
+                return TorchCache(RowStore(self._layers, batch_size, room, tokens_first=True), lengths, capacity, None)
             if self.max_rollback is None:
                 return TorchCache(RowStore(self._layers, batch_size, capacity), lengths, capacity, None)
             store = SnapshotStore(self._layers, batch_size, capacity, self.max_rollback)
@@ -313,7 +342,9 @@ class TorchModel:
         if not block.numel():
             return self._no_logits(batch_size, num_logits), cache
         with torch.no_grad():
-            if cache.floors is None:
+            if self._compiled is not None and self._compiled.takes(width, num_logits):
+                logits = self._compiled(cache.store, cache.lengths, block, num_logits)
+            elif cache.floors is None:
                 logits = self._feed(cache.store, cache.lengths, block, num_logits)
             else:
                 logits = self._feed_steps(cache.store, cache.lengths, block, num_logits)
@@ -384,30 +415,53 @@ class TorchModel:
             cache.store.roll_back()
         return cache._replace(lengths=kept)
 
-    def select(self, cache: TorchCache, rows: Any) -> TorchCache:
-        """Return a cache of some rows, in the order given.
+    @property
+    def select(self) -> Callable[[TorchCache, Any], TorchCache]:
+        """Return a cache of some rows, in the order given: ``select(cache, rows)``. Compiled models have none.
+
+        `cache` must not be used again. `rows` are integers of shape ``(R,)``, each in ``[0, B)``; a row named twice is
+        copied twice. The cache returned has memory of its own. A row that does not exist raises ValueError.
+        """
+        if self._compiled is not None:
+            raise AttributeError("a compiled model keeps its batch size: each would be another graph")
+        return _select
+
+    def warm_up(self, *, batch_size: int = 1, capacity: int, lookahead: int = 4) -> int:
+        """Compile whatever texts of up to `capacity` tokens will need, so that nothing is compiled on the way.
 
         Parameters
         ----------
-        cache : TorchCache
-            Must not be used again.
-        rows : array
-            Integers of shape ``(R,)``, each in ``[0, B)``; a row named twice is copied twice.
+        batch_size : int, default: 1
+            Number of rows.
+        capacity : int
+            Longest text, prompt included.
+        lookahead : int, default: 4
+            Tokens drafted per round, K: the blocks are 1, 2 and K + 1 wide.
 
         Returns
         -------
-        TorchCache
-            Of R rows, with memory of its own.
+        int
+            How many graphs there are now.
 
         Raises
         ------
-        ValueError
-            If a row does not exist.
+        CapabilityError
+            If the model was not made with ``compile=True``.
         """
-        chosen = checked_rows(rows, len(cache.lengths))
-        store = cache.store.select(torch.as_tensor(chosen))
-        floors = None if cache.floors is None else cache.floors[chosen]
-        return TorchCache(store, cache.lengths[chosen], cache.capacity, floors)
+        if self._compiled is None:
+            raise CapabilityError("`warm_up` is for models made with `compile=True`")
+        longest = capacity + lookahead + 1  # a round may pass the text's end by as many
+        cache = self.init_cache(batch_size, longest)
+        with torch.no_grad():
+            self._compiled.warm_up(cache.store, sorted({1, 2, lookahead + 1}), longest)
+        return len(self._compiled.graphs)
+
+
+def _select(cache: TorchCache, rows: Any) -> TorchCache:
+    chosen = checked_rows(rows, len(cache.lengths))
+    store = cache.store.select(torch.as_tensor(chosen))
+    floors = None if cache.floors is None else cache.floors[chosen]
+    return TorchCache(store, cache.lengths[chosen], cache.capacity, floors)
 
 
 def _keeps_no_keys(layer: Any) -> bool:
