@@ -50,6 +50,9 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 
+# `name` in a docstring is a link where it names something, and emphasis where it does not.
+default_role = "autolink"
+
 autosummary_generate = True
 autosummary_ignore_module_all = False
 autosummary_imported_members = True
@@ -75,6 +78,8 @@ nitpick_ignore_regex = [
     (r"py:exc", r"(ImportError|LookupError|NotImplementedError|TypeError|ValueError|OSError|KeyError|RuntimeError)"),
     # Nor do types of private modules, such as an adapter's cache, which only the adapter looks into.
     (r"py:.*", r"specsampling\w*\._.*"),
+    # Fields and parameters, which stand in single backquotes like public names, have no page of their own.
+    (r"py:obj", r"[a-z_]+"),
     # Type variables have no page.
     (r"py:.*", r"(specsampling.*\.)?(CacheT|StateT)"),
 ]

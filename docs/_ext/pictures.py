@@ -113,8 +113,8 @@ def shown(token: int) -> str:
 def draw_round(colours: dict[str, str]) -> plt.Figure:
     """Draw one round, slot by slot, with the numbers of a real one."""
     round_ = one_round()
-    figure, axes = plt.subplots(figsize=(7.2, 4.5))
-    axes.set_xlim(-1.05, LOOKAHEAD + 1)
+    figure, axes = plt.subplots(figsize=(5.6, 4.4))
+    axes.set_xlim(-1.25, LOOKAHEAD + 0.1)
     axes.set_ylim(0, 5.6)
     axes.axis("off")
     of_fate = {"accepted": colours["good"], "rejected": colours["draft"], "dropped": colours["faint"]}
@@ -128,7 +128,7 @@ def draw_round(colours: dict[str, str]) -> plt.Figure:
         (0.6, "emitted"),
     )
     for y, label in labels:
-        axes.text(-1.05, y, label, va="center", color=colours["faint"])
+        axes.text(-1.25, y, label, va="center", color=colours["faint"])
     for x, slot in enumerate(round_.slots):
         colour = of_fate[slot.fate]
         is_dropped = slot.fate == "dropped"
@@ -147,9 +147,9 @@ def draw_round(colours: dict[str, str]) -> plt.Figure:
         if slot.fate == "accepted":
             _token(axes, x + 0.5, 0.6, slot.token, colour)
     x = next((x for x, slot in enumerate(round_.slots) if slot.fate == "rejected"), LOOKAHEAD)
-    kind = "bonus:\nfrom p" if x == LOOKAHEAD else "from the residual"
+    kind = "bonus" if x == LOOKAHEAD else "from the\nresidual"
     _token(axes, x + 0.5, 0.6, round_.next_token, colours["target"])
-    axes.text(x + 0.95, 0.6, kind, va="center", color=colours["target"])
+    axes.text(x + 0.85, 0.6, kind, va="center", color=colours["target"])
     return figure
 
 
@@ -165,7 +165,7 @@ def draw_overlap(colours: dict[str, str]) -> plt.Figure:
         raise ValueError("the round of the picture must end with a rejection: choose another seed")
     p, q = round_.target_law, round_.draft_law
     ids = np.argsort(-np.maximum(p, q))[:10]
-    figure, axes = plt.subplots(figsize=(7.2, 3.6))
+    figure, axes = plt.subplots(figsize=(5.6, 3.4))
     x = np.arange(len(ids))
     shared = np.minimum(p, q)[ids]
     axes.bar(x, shared, 0.78, color=colours["good"], alpha=0.45, label="both: kept")
@@ -188,7 +188,7 @@ def draw_overlap(colours: dict[str, str]) -> plt.Figure:
 
 def draw_speedup(colours: dict[str, str]) -> plt.Figure:
     """Draw the expected speed-up against K for some acceptances, and mark the best K of each."""
-    figure, panels = plt.subplots(1, 2, figsize=(7.2, 3.9), sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(5.6, 3.4), sharey=True)
     lookaheads = range(13)
     for axes, draft_cost in zip(panels, (0.05, 0.2), strict=True):
         for shade, acceptance in zip((0.4, 0.55, 0.7, 0.85, 1.0), (0.5, 0.6, 0.7, 0.8, 0.9), strict=True):
@@ -199,9 +199,9 @@ def draw_speedup(colours: dict[str, str]) -> plt.Figure:
             axes.plot(lookaheads, gains, color=colours["target"], alpha=shade)
             best = int(np.argmax(gains))
             axes.plot(best, gains[best], "o", color=colours["draft"], markersize=5)
-            axes.annotate(f"{acceptance:.1f}", (12.2, gains[-1]), color=colours["text"], va="center", fontsize=10)
+            axes.annotate(f"{acceptance:.1f}", (12.2, gains[-1]), color=colours["text"], va="center", fontsize=9)
         axes.axhline(1, color=colours["faint"], linewidth=0.8, linestyle="--")
-        axes.set_title(f"a draft step costs {draft_cost:g}", color=colours["text"], fontsize=11)
+        axes.set_title(f"a draft step costs {draft_cost:g}", color=colours["text"], fontsize=10)
         axes.set_xlabel("lookahead K")
         axes.set_xlim(0, 13.6)
         axes.set_xticks(range(0, 13, 2))
@@ -211,7 +211,7 @@ def draw_speedup(colours: dict[str, str]) -> plt.Figure:
 
 def draw_best_lookahead(colours: dict[str, str]) -> plt.Figure:
     """Draw the best K against the acceptance for drafts of different cost, on a target whose blocks grow dearer."""
-    figure, panels = plt.subplots(1, 2, figsize=(7.2, 3.9), sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(5.6, 3.4), sharey=True)
     acceptances = np.linspace(0.3, 0.95, 131)
     for axes, growth in zip(panels, (0.02, 0.2), strict=True):
         costs = {k: 1 + growth * k for k in range(1, 17)}
@@ -221,7 +221,7 @@ def draw_best_lookahead(colours: dict[str, str]) -> plt.Figure:
                 for alpha in acceptances
             ]
             axes.step(acceptances, best, style, color=colours["target"], label=f"{draft_cost:g}")
-        axes.set_title(f"a block of K + 1 costs 1 + {growth:g} K", color=colours["text"], fontsize=11)
+        axes.set_title(f"a block of K + 1 costs 1 + {growth:g} K", color=colours["text"], fontsize=10)
         axes.set_xlabel("acceptance rate")
     panels[0].set_ylabel("best lookahead K")
     panels[0].legend(frameon=False, labelcolor=colours["text"], title="a draft step costs")
@@ -244,7 +244,7 @@ def write_picture(name: str, folder: Path) -> dict[str, Path]:
     for theme, colours in THEMES.items():
         settings = {
             "svg.hashsalt": name,  # the same picture gives the same file
-            "font.size": 11,
+            "font.size": 10,
             "figure.constrained_layout.use": True,
             "axes.spines.top": False,
             "axes.spines.right": False,
