@@ -169,8 +169,8 @@ def keeps_ids(
             return False
         scaled = scaled[: last + 1]
     if min_p is not None and min_p > 0:
-        edge = math.log(min_p)
-        return bool(np.all(np.abs(scaled - edge) > 2 * delta / temperature))
+        # The likeliest id is always kept.
+        return bool(np.all(np.abs(scaled[1:] - math.log(min_p)) > 2 * delta / temperature))
     return True
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specsampling import Decoder, Label, ModelDrafter, PromptLookup, Purpose, Sampling
+from specsampling_conformance import _enumeration
 from specsampling_conformance._enumeration import BranchingSource, LabelReusedError, Scenario, enumerate_laws
 from specsampling_conformance._oracle import lookup_proposal, one_token_law, outcome_law, total_variation
 from specsampling_numpy import TableModel
@@ -105,3 +106,32 @@ def test_a_row_that_depends_on_its_company_drifts():
     model = Leaky(np.random.default_rng(0).dirichlet(np.full(3, 0.8), size=(3, 3)))
     (law,) = enumerate_laws(lambda source: Decoder(model, DRAFT, randomness=source), [Scenario((1,), 3)], batch_size=32)
     assert law.drift > 1e-6
+
+
+def test_ways_of_answering_without_end_are_given_up(monkeypatch):
+    monkeypatch.setattr(_enumeration, "_MOST_PATHS", 20)
+    with pytest.raises(_enumeration.TooManyPathsError, match="more than 20"):
+        enumerate_laws(lambda source: Decoder(TARGET, DRAFT, randomness=source), [Scenario((0,), 3)])
+
+
+def test_draws_for_a_row_past_the_drafts_context_are_not_branched_on():
+    def make(source):
+        return Decoder(TARGET, ShortTable(DRAFT), randomness=source)
+
+    class ShortTable:
+        """The draft with a context of two tokens."""
+
+        def __init__(self, model):
+            self.vocab_size, self.max_rollback, self.max_length = model.vocab_size, model.max_rollback, 2
+            self.init_cache, self.score, self.rollback = model.init_cache, model.score, model.rollback
+
+    scenarios = [Scenario((0,), 4), Scenario((2, 1, 0), 3)]
+    for law, scenario in zip(enumerate_laws(make, scenarios, draft_limit=2), scenarios, strict=True):
+        expected = outcome_law(
+            one_token_law(TARGET),
+            one_token_law(DRAFT),
+            scenario.prompt,
+            max_new_tokens=scenario.max_new_tokens,
+            draft_limit=2,
+        )
+        assert total_variation(expected, law.outcomes) < 1e-12

@@ -8,6 +8,7 @@ import pytest
 from specsampling import Context, PromptLookup, Sampling, to_probs
 from specsampling_conformance._oracle import (
     Scores,
+    keeps_ids,
     lookup_proposal,
     one_token_law,
     outcome_law,
@@ -106,3 +107,59 @@ def test_sequence_law_is_the_product_of_its_conditionals():
 def test_total_variation_counts_missing_cells():
     assert total_variation({(0,): 1.0}, {(1,): 1.0}) == 1.0
     assert total_variation({(0,): 0.5, (1,): 0.5}, {(0,): 0.75, (1,): 0.25}) == 0.25
+
+
+def test_stop_sequences_end_a_row_in_its_new_tokens_only():
+    law = outcome_law(fixed([0.5, 0.5]), None, (1,), max_new_tokens=3, stop_sequences=((1, 0),))
+    texts = {tokens for tokens, _ in law}
+    assert (1, 0) in texts  # complete after two
+    assert {(0, 0, 1), (0, 1, 0)} <= texts  # the prompt's 1 before the first 0 does not count
+    assert sum(law.values()) == pytest.approx(1)
+
+
+def test_banned_ids_have_no_probability_until_the_text_is_long_enough():
+    scores = Scores(TableModel(np.array([0.5, 0.3, 0.2])))
+    law = scores.law(banned=(0,), until=2)
+    np.testing.assert_allclose(law((1,)), [0, 0.6, 0.4])
+    np.testing.assert_allclose(law((1, 1)), [0.5, 0.3, 0.2])
+    # Before any filter: the likeliest id that is left.
+    np.testing.assert_array_equal(scores.law(banned=(0,), until=2, top_k=1)((1,)), [0, 1, 0])
+
+
+def test_ids_that_one_model_lacks_have_probability_zero_in_its_law():
+    p, wide, narrow = [0.5, 0.3, 0.2], [0.1, 0.3, 0.2, 0.4], [0.9, 0.1]
+    for q, kept in ((wide, 0.1 + 0.3 + 0.2), (narrow, 0.5 + 0.1)):
+        law = outcome_law(fixed(p), fixed(q), (0,), max_new_tokens=2, schedule=(1,))
+        assert sum(chance for (_, rounds), chance in law.items() if rounds == 1) == pytest.approx(kept)
+        for first in range(3):
+            found = sum(chance for (tokens, _), chance in law.items() if tokens[0] == first)
+            assert found == pytest.approx(p[first])
+
+
+@pytest.mark.parametrize(("limit", "rounds"), [(0, {3}), (1, {2}), (2, {1}), (9, {1})])
+def test_a_draft_has_no_law_after_texts_longer_than_its_context(limit, rounds):
+    # A draft that is always right: one round for three tokens, if it may draft two after a prompt of one.
+    law = outcome_law(fixed([0.5, 0.5]), fixed([0.5, 0.5]), (0,), max_new_tokens=3, schedule=(2,), draft_limit=limit)
+    assert {number for _, number in law} == rounds
+
+
+@pytest.mark.parametrize(
+    ("logits", "delta", "settings", "kept"),
+    [
+        ([1.0, 0.0], 0.49, {"temperature": 0.0}, True),
+        ([1.0, 0.0], 0.5, {"temperature": 0.0}, False),
+        ([2.0, 1.0, 0.0], 0.49, {"top_k": 2}, True),
+        ([2.0, 1.0, 1.0], 1e-9, {"top_k": 2}, False),
+        ([2.0, 1.0, 1.0], 0.0, {"top_k": 3}, True),
+        (np.log([0.5, 0.3, 0.2]), 0.01, {"top_p": 0.7}, True),
+        (np.log([0.5, 0.3, 0.2]), 0.01, {"top_p": 0.799}, False),
+        (np.log([0.5, 0.3, 0.2]), 0.01, {"top_p": 0.501}, False),
+        (np.log([0.4, 0.3, 0.3]), 0.01, {"top_p": 0.5}, False),  # tied with the last
+        (np.log([0.5, 0.3, 0.2]), 0.01, {"min_p": 0.5}, True),
+        (np.log([0.5, 0.3, 0.2]), 0.01, {"min_p": 0.6}, False),
+        (np.log([0.5, 0.3, 0.2]), 0.01, {"temperature": 0.01, "min_p": 0.5}, True),
+        (np.log([0.5, 0.3, 0.2]), 0.3, {"temperature": 0.9}, True),
+    ],
+)
+def test_settings_keep_their_ids_when_no_edge_is_within_reach(logits, delta, settings, kept):
+    assert keeps_ids(np.array(logits), delta, **settings) is kept
