@@ -42,6 +42,18 @@ class Lookahead(Protocol):
     ----------
     choices : tuple of int
         Every value it may return: the caches get room for the largest, and any other is refused.
+
+    Examples
+    --------
+    >>> from specsampling import generate
+    >>> from specsampling_numpy import TableModel
+    >>> class OneThenThree:
+    ...     choices = (1, 3)
+    ...     def __call__(self, state):
+    ...         return 1 if state.rounds.max() == 0 else 3
+    >>> model = TableModel([0.5, 0.5])
+    >>> generate(model, model, [0], max_new_tokens=6, lookahead=OneThenThree()).stats.rounds
+    2
     """
 
     choices: tuple[int, ...]

@@ -33,6 +33,14 @@ class Context(NamedTuple):
         Integer array of shape ``(B, C)``, right-padded; what lies past a row's length is undefined.
     lengths : array
         Integer array of shape ``(B,)``: committed tokens per row, prompt included, at least 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling import Context
+    >>> context = Context(tokens=np.array([[7, 2, 0], [4, 1, 9]]), lengths=np.array([2, 3]))
+    >>> [text[:length].tolist() for text, length in zip(context.tokens, context.lengths)]
+    [[7, 2], [4, 1, 9]]
     """
 
     tokens: Array
@@ -52,6 +60,24 @@ class Drafter(Protocol[StateT]):
         Running count of the scoring calls of the drafter's model, from which the stats take differences.
     ``ignores_sampling : bool``
         True says that settings for the draft would have no effect, so that `draft_sampling` is refused.
+
+    Examples
+    --------
+    A drafter that proposes the row's last token once more, as a choice and not as a draw:
+
+    >>> import numpy as np
+    >>> from specsampling import Proposal, generate
+    >>> from specsampling_numpy import TableModel
+    >>> class Repeat:
+    ...     def init(self, batch_size, capacity):
+    ...         return None
+    ...     def propose(self, state, context, lookahead, sampling, randomness):
+    ...         last = context.tokens[np.arange(len(context.lengths)), context.lengths - 1]
+    ...         tokens = np.repeat(last[:, None], lookahead, axis=1)
+    ...         return Proposal(tokens, np.full(len(last), lookahead), None), state
+    >>> target = TableModel([[0.9, 0.1], [0.5, 0.5]])
+    >>> generate(target, Repeat(), [0], max_new_tokens=40).stats.acceptance_rate > 0.5
+    True
     """
 
     def init(self, batch_size: int, capacity: int) -> StateT:
@@ -81,6 +107,14 @@ class ModelDrafterState(NamedTuple):
         Integer array of shape ``(B,)``: tokens of each row in the cache. On the host, or traced.
     like : array or None
         An array from the model's earlier answers, which tells where its arrays live.
+
+    Examples
+    --------
+    >>> from specsampling import ModelDrafter
+    >>> from specsampling_numpy import TableModel
+    >>> state = ModelDrafter(TableModel([0.5, 0.5])).init(batch_size=2, capacity=8)
+    >>> state.num_held.tolist()
+    [0, 0]
     """
 
     cache: Any

@@ -23,6 +23,16 @@ class PromptLookupState(NamedTuple):
         For each row, from an n-gram (a tuple of ids) to the position just after its last occurrence.
     num_indexed : list of int
         For each row, how many tokens its index covers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling import Context, PromptLookup, Sampling
+    >>> drafter = PromptLookup(max_ngram=1)
+    >>> context = Context(np.array([[5, 6, 5]]), np.array([3]))
+    >>> _, state = drafter.propose(drafter.init(1, 8), context, 2, Sampling(), None)
+    >>> state.rows, state.num_indexed
+    ([{(5,): 1, (6,): 2}], [2])
     """
 
     rows: list[dict[tuple[int, ...], int]]

@@ -34,6 +34,25 @@ class Model(Protocol[CacheT]):
     max_rollback : int or None
         How many tokens back a row can go from where it is; None means any number. Recurrent models keep snapshots and
         say how many.
+
+    Examples
+    --------
+    Everything that a model must have, here for one law whatever came before:
+
+    >>> import numpy as np
+    >>> from specsampling import generate
+    >>> class Coin:
+    ...     vocab_size, max_rollback = 2, None
+    ...     def init_cache(self, batch_size, capacity):
+    ...         return np.zeros(batch_size, dtype=int)
+    ...     def score(self, cache, tokens, /, *, num_logits=None):
+    ...         batch_size, width = np.shape(tokens)
+    ...         wanted = width if num_logits is None else num_logits
+    ...         return np.zeros((batch_size, wanted, 2)), cache + width
+    ...     def rollback(self, cache, lengths, /):
+    ...         return np.array(lengths)
+    >>> len(generate(Coin(), Coin(), [0], max_new_tokens=5).tokens[0])
+    5
     """
 
     vocab_size: int
@@ -73,6 +92,12 @@ class Capabilities:
         The adapter can compile a whole round.
     max_batch_size : int or None
         Largest batch; None for any.
+
+    Examples
+    --------
+    >>> from specsampling import Capabilities
+    >>> Capabilities(dtypes=("float32", "float64"), select=True).compile_round
+    False
     """
 
     dtypes: tuple[str, ...] = ("float32",)

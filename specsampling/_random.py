@@ -19,7 +19,14 @@ __all__ = ["Label", "Purpose", "RandomSource", "Randomness", "UniformRandomness"
 
 
 class Purpose(enum.IntEnum):
-    """What a random decision is for; together with a slot it names the decision within a round."""
+    """What a random decision is for; together with a slot it names the decision within a round.
+
+    Examples
+    --------
+    >>> from specsampling import Purpose
+    >>> [purpose.name for purpose in Purpose]
+    ['DRAFT', 'ACCEPT', 'RESAMPLE']
+    """
 
     DRAFT = 0
     """Draw the token that is proposed in a slot."""
@@ -38,6 +45,12 @@ class Label(NamedTuple):
         What the decision is for.
     slot : int
         Which of the round's decisions of that purpose, from 0.
+
+    Examples
+    --------
+    >>> from specsampling import Label, Purpose
+    >>> Label(Purpose.DRAFT, 2)  # the draw of the third token
+    Label(purpose=<Purpose.DRAFT: 0>, slot=2)
     """
 
     purpose: Purpose
@@ -49,6 +62,24 @@ class Randomness(Protocol):
 
     Answers come in the namespace and on the device of the question. The library asks nothing else, so an object that
     branches here can enumerate the exact law of any loop built on it.
+
+    Examples
+    --------
+    One that answers every question in the likeliest way:
+
+    >>> import numpy as np
+    >>> class Likeliest:
+    ...     def begin_round(self, row_ids, rounds, lookahead):
+    ...         return self
+    ...     def accept(self, numerator, denominator, label):
+    ...         return 2 * numerator > denominator
+    ...     def categorical(self, weights, label):
+    ...         return np.argmax(weights, axis=-1)
+    >>> from specsampling import generate
+    >>> from specsampling_numpy import TableModel
+    >>> model = TableModel([[0.2, 0.8], [0.9, 0.1]])
+    >>> generate(model, model, [0], max_new_tokens=4, randomness=Likeliest()).tokens
+    [[1, 0, 1, 0]]
     """
 
     def accept(self, numerator: Array, denominator: Array, label: Label) -> Array:
@@ -70,7 +101,15 @@ class Randomness(Protocol):
 
 
 class RandomSource(Protocol):
-    """Gives each round its :class:`Randomness`."""
+    """Gives each round its :class:`Randomness`.
+
+    Examples
+    --------
+    >>> from specsampling import CounterSource
+    >>> round_of_two_rows = CounterSource(seed=0).begin_round(row_ids=[0, 1], rounds=[3, 0], lookahead=4)
+    >>> round_of_two_rows.uniforms.shape  # rows, decisions, levels of a draw
+    (2, 9, 3)
+    """
 
     def begin_round(
         self, row_ids: Sequence[int] | np.ndarray, rounds: Sequence[int] | np.ndarray, lookahead: int

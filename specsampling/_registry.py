@@ -41,6 +41,12 @@ class BackendStatus(NamedTuple):
         The entry point, for example ``"specsampling_numpy:load"``.
     reason : str
         Why it is not installed and how to mend that; empty when it is.
+
+    Examples
+    --------
+    >>> from specsampling import available_backends
+    >>> {backend.name: backend.target for backend in available_backends()}["numpy"]
+    'specsampling_numpy:load'
     """
 
     name: str

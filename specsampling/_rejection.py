@@ -25,6 +25,13 @@ class Proposal(NamedTuple):
         Real floating array of shape ``(B, K, V)``: for each token, bitwise the row of probabilities that it was drawn
         from. None says that the tokens were *chosen*, not drawn (a point mass: prompt lookup, beam search, argmax). An
         argmax reported with its softmax row is biased; a drawn token reported as a point mass is exact, only slower.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling import Proposal
+    >>> drawn = Proposal(np.array([[1, 0]]), np.array([2]), np.array([[[0.2, 0.8], [0.6, 0.4]]]))
+    >>> chosen = Proposal(np.array([[1, 0]]), np.array([1]), None)  # one token; the second entry is padding
     """
 
     tokens: Array
@@ -43,6 +50,16 @@ class Verdict(NamedTuple):
         Integer array of shape ``(B,)``: the token after them, from the residual (after a rejection) or from the
         target's own law (the bonus token, when every proposed token was kept). Of the proposed tokens' dtype, but never
         narrower than int32, since any id of the target may come.
+
+    Examples
+    --------
+    The text that a row gets is its kept tokens and the one after them:
+
+    >>> import numpy as np
+    >>> from specsampling import Verdict
+    >>> drafted, verdict = np.array([[5, 3, 8]]), Verdict(num_accepted=np.array([2]), next_token=np.array([6]))
+    >>> [*drafted[0, : verdict.num_accepted[0]].tolist(), int(verdict.next_token[0])]
+    [5, 3, 6]
     """
 
     num_accepted: Array

@@ -27,6 +27,13 @@ class PhaseTimes(NamedTuple):
         The target's scoring and rollback.
     other : float
         Everything else: sampling, verification, the transfer to the host, stop checks.
+
+    Examples
+    --------
+    >>> from specsampling import PhaseTimes
+    >>> times = PhaseTimes(prefill=0.5, draft=1.0, target=2.0, other=0.25)
+    >>> times.total, times.draft / times.total
+    (3.75, 0.26666666666666666)
     """
 
     prefill: float = 0.0
@@ -67,6 +74,16 @@ class RoundInfo(NamedTuple):
         Whether proposals were verified as chosen rather than drawn.
     times : PhaseTimes
         Wall time of the round.
+
+    Examples
+    --------
+    >>> from specsampling import Decoder
+    >>> from specsampling_numpy import TableModel
+    >>> model = TableModel([0.5, 0.5])
+    >>> decoder = Decoder(model, model, lookahead=2)
+    >>> _, info = decoder.step(decoder.init([[0], [1, 1]], max_new_tokens=[2, 8]))
+    >>> info.num_emitted.tolist(), info.from_draft.tolist()
+    ([2, 3], [[True, False, False], [True, True, False]])
     """
 
     lookahead: int
@@ -104,6 +121,14 @@ class StreamEvent(NamedTuple):
         Whether each was drafted and accepted; the others are replacement or bonus tokens.
     finish_reason : {"stop", "length"} or None
         Why the row ended with this event; None if it goes on.
+
+    Examples
+    --------
+    >>> from specsampling import stream
+    >>> from specsampling_numpy import TableModel
+    >>> model = TableModel([0.0, 1.0])
+    >>> [(event.tokens, event.from_draft) for event in stream(model, model, [0], max_new_tokens=3, lookahead=1)]
+    [([1, 1], [True, False]), ([1], [False])]
     """
 
     row: int
@@ -211,6 +236,17 @@ class Generation:
         The seed that repeats the run; None when `randomness` was given.
     stats : Stats
         Counts and times.
+
+    Examples
+    --------
+    >>> from specsampling import generate
+    >>> from specsampling_numpy import TableModel
+    >>> model = TableModel([0.0, 1.0])
+    >>> result = generate(model, model, [0], max_new_tokens=4, lookahead=2, logprobs="raw")
+    >>> result.tokens, result.finish_reasons, result.from_draft
+    ([[1, 1, 1, 1]], ['length'], [[True, True, False, False]])
+    >>> result.logprobs
+    [[0.0, 0.0, 0.0, 0.0]]
     """
 
     tokens: list[list[int]]

@@ -27,6 +27,14 @@ class RoundCarry(NamedTuple):
         The drafter's state; None without a drafter.
     like : array or None
         An array of the target's namespace and device; None before the target's first answer.
+
+    Examples
+    --------
+    >>> from specsampling import RoundCarry
+    >>> from specsampling_numpy import TableModel
+    >>> first = RoundCarry(TableModel([0.5, 0.5]).init_cache(1, 8), drafter_state=None, like=None)
+    >>> first.target_cache.lengths.tolist()
+    [0]
     """
 
     target_cache: Any
@@ -54,6 +62,18 @@ class RoundOutput(NamedTuple):
         Scoring calls that the drafter made.
     is_point_mass : bool
         Whether the tokens were verified as chosen rather than drawn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling import Context, CounterSource, RoundCarry, Sampling, decode_round
+    >>> from specsampling_numpy import TableModel
+    >>> target = TableModel([0.0, 1.0])
+    >>> output, _ = decode_round(
+    ...     target, None, RoundCarry(target.init_cache(1, 4), None, None), Context(np.array([[0]]), np.array([1])),
+    ...     np.array([1]), None, CounterSource(0).begin_round([0], [0], 0), lookahead=0, sampling=Sampling())
+    >>> output.tokens.tolist(), output.num_accepted.tolist(), output.bad_target_slot.tolist()
+    ([[1]], [0], [-1])
     """
 
     tokens: Array
@@ -68,7 +88,16 @@ class RoundOutput(NamedTuple):
 
 
 class DecodeRound(Protocol):
-    """The signature of :func:`decode_round`, which a model's ``compile_round`` returns a callable of."""
+    """The signature of :func:`decode_round`, which a model's ``compile_round`` returns a callable of.
+
+    Examples
+    --------
+    >>> import inspect
+    >>> from specsampling import DecodeRound, decode_round
+    >>> asked = list(inspect.signature(DecodeRound.__call__).parameters)[1:]
+    >>> asked == list(inspect.signature(decode_round).parameters)
+    True
+    """
 
     def __call__(
         self,

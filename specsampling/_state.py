@@ -44,6 +44,17 @@ class DecoderState(NamedTuple):
         Largest K that the caches have room for.
     permit : list
         One entry while the state may still be given to `step`, none afterwards.
+
+    Examples
+    --------
+    >>> from specsampling import Decoder
+    >>> from specsampling_numpy import TableModel
+    >>> decoder = Decoder(TableModel([0.0, 1.0]))
+    >>> state = decoder.init([[0], [0, 0]], max_new_tokens=[1, 2])
+    >>> while not state.is_done:
+    ...     state, _ = decoder.step(state)
+    >>> state.new_tokens(0), state.new_tokens(1), state.lengths.tolist()
+    ([1], [1, 1], [2, 4])
     """
 
     tokens: np.ndarray

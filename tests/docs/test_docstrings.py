@@ -90,6 +90,13 @@ def test_functions_have_parameters_returns_and_examples(package, name):
     assert [section for section in wanted if f"{section}\n---" not in sections] == []
 
 
+@pytest.mark.parametrize("name", [name for package, name in public_names() if package == "specsampling"])
+def test_classes_of_the_core_have_examples(name):
+    symbol = getattr(PACKAGES["specsampling"], name)
+    if inspect.isclass(symbol) and not issubclass(symbol, Exception):
+        assert "Examples\n---" in (inspect.getdoc(symbol) or "")
+
+
 @pytest.mark.parametrize(("package", "name"), public_names())
 def test_constants_have_a_string_below_them(package, name):
     if callable(getattr(PACKAGES[package], name)):
