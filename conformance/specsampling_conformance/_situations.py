@@ -66,6 +66,7 @@ class Situation:
 
 _PLAIN = (Row((1,), 3), Row((2, 0, 1), 3))
 
+# A compiled round is compiled anew for every situation and K: most situations have one.
 SITUATIONS = {
     "fixed_lookahead": Situation(claim="with the same lookahead in every round", rows=_PLAIN),
     "lookahead_then_none": Situation(
@@ -127,7 +128,6 @@ SITUATIONS = {
             Row((2, 0), 4, {"top_p": 0.7}),
             Row((1, 1), 3, {"temperature": 0.0}),
         ),
-        schedule=(2, 1),
         end_tokens=(2,),
         min_new_tokens=2,
     ),
@@ -136,21 +136,18 @@ SITUATIONS = {
         " blocks",
         rows=(Row((1, 0), 4), Row((2, 2), 4)),
         pair="three_b",
-        schedule=(2, 1),
         stop_sequences=((0, 1), (2, 2), (1, 0, 2)),
     ),
     "wider_draft": Situation(
         claim="when the draft knows an id that the target does not (`pad_vocab`)",
         rows=(Row((1,), 3), Row((0, 2), 3, {"top_p": 0.8})),
         draft_pair="four",
-        schedule=(2, 1),
     ),
     "narrower_draft": Situation(
         claim="when the target knows an id that the draft does not (`pad_vocab`), and is fed as id 0",
         rows=(Row((3, 1), 3), Row((0,), 2)),
         pair="four",
         draft_pair="three_a",
-        schedule=(2, 0),
     ),
     "short_draft": Situation(
         claim="when rows grow past the draft's context, and go on without proposals",
@@ -186,7 +183,6 @@ SITUATIONS = {
             Row((0, 1), 3, {"temperature": 0.0}, {"temperature": 1.8, "top_p": 0.9}),
         ),
         pair="three_b",
-        schedule=(2, 1),
     ),
     "greedy_draft": Situation(
         claim="when the draft is greedy and the target is not",

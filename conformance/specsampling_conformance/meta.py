@@ -39,7 +39,10 @@ _MOST_SEQUENCES = 2**17
 _STEP = 256
 
 # The checks that show most faults, first. The clauses about one and the same enumeration cost nothing after the first.
-_FIRST = ("fixed_lookahead", "settings", "end_tokens", "lookahead_then_none", "every_answer")
+_FIRST = (
+    *("selection", "draws", "fixed_lookahead", "settings", "end_tokens", "lookahead_then_none", "every_answer"),
+    *("stop_sequences", "min_new_tokens", "row_draft_settings", "narrower_draft", "wider_draft", "short_draft"),
+)
 
 
 class Line(NamedTuple):

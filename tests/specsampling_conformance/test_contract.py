@@ -125,7 +125,10 @@ def first_kill(fault: Fault, checkpoint: Path, seed: int) -> str | None:
     capabilities = dataclasses.replace(fault.capabilities, dtypes=("float64",))
     subject = subject_for(fault.planted, checkpoint, capabilities, seed=seed, effort=Effort(shrink=False))
     for entry in checks_for(fault.capabilities, ["T0"]):
-        if run_check(entry, subject, clock=time.perf_counter).status == "failed":
+        result = run_check(entry, subject, clock=time.perf_counter)
+        if result.status == "failed":
+            calls, arrow, _ = (result.diagnosis or "").partition(" -> ")
+            assert not arrow or calls.count("; ") < 5, result.diagnosis
             return entry.id
     return None
 

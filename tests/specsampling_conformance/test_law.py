@@ -188,13 +188,13 @@ def test_tolerances_follow_the_temperature_and_the_dtype():
             super().__init__(checkpoint, "float32")
 
         def pick_logits(self, logits, num_logits):
-            return super().pick_logits(np.round(logits * 256) / 256, num_logits)
+            return super().pick_logits(logits + (logits.shape[1] > 1) / 256, num_logits)  # blocks and single tokens
 
     exact, coarse = subject_for(ReferenceModel), subject_for(Coarse, "bfloat16")
     assert sequence_tolerance(exact, cast(exact, "three_a"), 3) == 1e-12
     models = cast(coarse, "three_a")
     delta = logit_delta(coarse, models, "target")
-    assert 4 / 256 <= delta <= 8 / 256  # four times what was measured
+    assert delta == pytest.approx(4 / 256, rel=1e-3)  # four times what was measured
     warm, cold = (sequence_tolerance(coarse, models, 3, temperature=t) for t in (1.0, 0.25))
     assert warm == pytest.approx(3 * np.tanh(delta / 2))
     assert cold == pytest.approx(3 * np.tanh(2 * delta))
