@@ -18,7 +18,7 @@ from specsampling_numpy import read_config
 from ._checks import checked_block, checked_lengths, checked_num_logits, checked_sizes, on_host
 from ._functions import Functions, JaxCache, TracedModel, capacity_bucket, forward, is_traced, width_bucket
 from ._llama import LlamaDecoder, read_params
-from ._sharding import cache_sharding, checked_mesh, constrained, devices_of, named_device, replicated
+from ._sharding import cache_sharding, check_divides, checked_mesh, constrained, devices_of, named_device, replicated
 
 __all__ = ["JaxModel"]
 
@@ -188,7 +188,10 @@ class JaxModel:
         path = Path(checkpoint)
         config = read_config(path)
         if mesh is not None:
-            where = replicated(mesh) if replicate else cache_sharding(checked_mesh(mesh, config))
+            mesh = checked_mesh(mesh)
+            if not replicate:
+                check_divides(mesh, config)
+            where = replicated(mesh) if replicate else cache_sharding(mesh)
         numbers = jnp.dtype(dtype)
         decoder = LlamaDecoder(config)
         return cls(

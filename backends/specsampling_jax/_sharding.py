@@ -31,20 +31,25 @@ _BY_ID = ("model.embed_tokens.weight", "lm_head.weight")
 """Tables with a row per token id: each device holds some ids, and computes the logits of these."""
 
 
-def checked_mesh(mesh: Any, config: LlamaConfig) -> Mesh:
-    """Return `mesh` if it has one axis, and that divides what is split over it.
+def checked_mesh(mesh: Any) -> Mesh:
+    """Return `mesh` if it has one axis, with its placement left to the compiler.
 
     Raises
     ------
     TypeError
         If it is not a mesh.
     ValueError
-        If it has another number of axes, or its size does not divide the heads or the inner size of the model.
+        If it has another number of axes.
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"`mesh` must be a jax.sharding.Mesh, got {mesh!r}")
     if len(mesh.axis_names) != 1:
         raise ValueError(f"`mesh` must have one axis, over which the heads are split, got axes {mesh.axis_names}")
+    return Mesh(mesh.devices, mesh.axis_names)  # `jax.make_mesh` may have made its axes explicit
+
+
+def check_divides(mesh: Mesh, config: LlamaConfig) -> None:
+    """Raise `ValueError` where the mesh does not divide the heads or the inner size of the model."""
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         size = getattr(config, name)
         if size % mesh.size:
@@ -52,7 +57,6 @@ def checked_mesh(mesh: Any, config: LlamaConfig) -> Mesh:
                 f"`mesh` has {mesh.size} devices along its axis {mesh.axis_names[0]!r}, which must divide the model's "
                 f"`{name}`, got {size}; take a smaller mesh, or `replicate=True`"
             )
-    return mesh
 
 
 def weight_sharding(mesh: Mesh, name: str, shape: tuple[int, ...]) -> NamedSharding:
