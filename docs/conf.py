@@ -40,6 +40,7 @@ if os.environ.get("SPECSAMPLING_DOCS_INTERSPHINX"):
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+suppress_warnings = ["toctree.empty_glob"]  # pages of backends are listed when they are there
 exclude_patterns = ["_build", "_ext", "examples"]
 templates_path = ["_templates"]
 
