@@ -11,7 +11,20 @@ from specsampling import Array, CapabilityError
 from ._checks import checked_num_logits
 from ._sharding import constrained
 
-__all__ = ["Functions", "JaxCache", "TracedModel", "capacity_bucket", "forward", "is_traced", "width_bucket"]
+__all__ = [
+    "COMPILER_OPTIONS",
+    "Functions",
+    "JaxCache",
+    "TracedModel",
+    "capacity_bucket",
+    "forward",
+    "is_traced",
+    "width_bucket",
+]
+
+COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+"""A number that was rounded to bfloat16 stays rounded. Left to itself, XLA keeps some of them wider inside a fusion: the
+logits of one text then depend on what is compiled around them."""
 
 
 class JaxCache(NamedTuple):

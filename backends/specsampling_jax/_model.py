@@ -16,7 +16,16 @@ from specsampling import Array, Capabilities, CapabilityError, DecodeRound, Draf
 from specsampling_numpy import read_config
 
 from ._checks import checked_block, checked_lengths, checked_num_logits, checked_sizes, on_host
-from ._functions import Functions, JaxCache, TracedModel, capacity_bucket, forward, is_traced, width_bucket
+from ._functions import (
+    COMPILER_OPTIONS,
+    Functions,
+    JaxCache,
+    TracedModel,
+    capacity_bucket,
+    forward,
+    is_traced,
+    width_bucket,
+)
 from ._llama import LlamaDecoder, read_params
 from ._sharding import cache_sharding, check_divides, checked_mesh, constrained, devices_of, named_device, replicated
 
@@ -344,7 +353,12 @@ class JaxModel:
         return devices_of(self.device)
 
 
-@functools.partial(jax.jit, static_argnames=("functions", "num_logits"), donate_argnames=("arrays",))
+@functools.partial(
+    jax.jit,
+    static_argnames=("functions", "num_logits"),
+    donate_argnames=("arrays",),
+    compiler_options=COMPILER_OPTIONS,
+)
 def _score(
     functions: Functions, params: Any, arrays: Any, lengths: Array, tokens: Array, length: Array, *, num_logits: int
 ) -> tuple[Array, Any]:

@@ -34,7 +34,7 @@ from specsampling import (
 )
 
 from ._checks import on_host
-from ._functions import Functions, JaxCache, TracedModel, capacity_bucket
+from ._functions import COMPILER_OPTIONS, Functions, JaxCache, TracedModel, capacity_bucket
 from ._model import JaxModel
 from ._packing import WIDTH, Numbers, pack, pack_rows, unpack, unpack_rows, wide
 from ._randomness import AskingRandomness, answering
@@ -200,7 +200,7 @@ class _Given:
         return self._proposal, state
 
 
-@functools.partial(jax.jit, static_argnames=("fixed",), donate_argnames=("arrays",))
+@functools.partial(jax.jit, static_argnames=("fixed",), donate_argnames=("arrays",), compiler_options=COMPILER_OPTIONS)
 def _run(
     fixed: _Fixed, params: Any, arrays: Any, rows: Array, decisions: Array, proposal: Proposal | None
 ) -> tuple[Array, Array, Any]:
