@@ -1,9 +1,10 @@
 """Make the ONNX graph of a Llama-family checkpoint, with a cache that is written in place.
 
 The graph takes ``input_ids (B, T)``, ``past_lengths (B,)`` (how many tokens each row holds, where its block begins),
-``logit_positions (num_logits,)`` (which positions of the block are wanted), and for each layer N ``cache.N.key`` and ``cache.N.value``, ``(B, kv_heads, capacity, head_dim)``.
-It returns ``logits (B, num_logits, V)`` and ``updated.N.key`` and ``updated.N.value`` of the same shapes. Whoever binds
-one buffer as both has TensorScatter write the block into it and copy nothing.
+``logit_positions (num_logits,)`` (which positions of the block are wanted), and for each layer N ``cache.N.key`` and
+``cache.N.value``, ``(B, kv_heads, capacity, head_dim)``. It returns ``logits (B, num_logits, V)`` and
+``updated.N.key`` and ``updated.N.value`` of the same shapes as the cache's. Whoever binds one buffer as both has
+TensorScatter write the block into it and copy nothing.
 """
 
 from os import PathLike

@@ -192,6 +192,10 @@ class OnnxModel:
             If the graph takes one row only.
         """
         checked_sizes(batch_size, capacity)
+        self._check_batch_size(batch_size)
+        return OnnxCache(new_store(self._runner, batch_size), np.zeros(batch_size, dtype=np.int64), capacity)
+
+    def _check_batch_size(self, batch_size: int) -> None:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             reason = (
                 "its GroupQueryAttention takes blocks of several tokens behind a past for one row only"
@@ -202,7 +206,6 @@ class OnnxModel:
                 f"{self._path} serves a batch of {self._max_batch_size}, got {batch_size} rows: {reason}; make the "
                 "graph with `build` or `export`, or export it with a dynamic batch axis"
             )
-        return OnnxCache(new_store(self._runner, batch_size), np.zeros(batch_size, dtype=np.int64), capacity)
 
     def score(self, cache: OnnxCache, tokens: Any, /, *, num_logits: int | None = None) -> tuple[Any, OnnxCache]:
         """Append a block to every row and return the logits of its last positions.
@@ -281,8 +284,11 @@ class OnnxModel:
         ------
         ValueError
             If a row does not exist.
+        CapabilityError
+            If the graph takes fewer rows.
         """
         chosen = checked_rows(rows, len(cache.lengths))
+        self._check_batch_size(len(chosen))
         lengths = cache.lengths[chosen]
         return OnnxCache(cache.store.select(chosen, lengths), lengths, cache.capacity)
 

@@ -6,6 +6,7 @@ No key or value is ever read by the host: buffers are bound, rearranged by graph
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from ._checks import Ints
 from ._device import Device, as_array
@@ -116,11 +117,22 @@ class BufferStore:
             wanted = np.arange(tokens.shape[1] - num_logits, tokens.shape[1])
             feeds = {"input_ids": tokens, "past_lengths": lengths, "logit_positions": wanted}
             return self._runner.run(self._binding, feeds, self._batch_size, num_logits)
-        # The kernel reads from the mask how many tokens there are with the block, and appends so that they are.
-        feeds = {"input_ids": tokens, "attention_mask": np.ones((self._batch_size, span))}
-        feeds["position_ids"] = self._runner.positions(lengths, tokens.shape[1])
-        logits = self._runner.run(self._binding, feeds, self._batch_size, tokens.shape[1])
-        return logits[:, tokens.shape[1] - num_logits :]
+        return self._feed_by_mask(tokens, lengths)[:, tokens.shape[1] - num_logits :]
+
+    def _feed_by_mask(self, tokens: Ints, lengths: Ints) -> Any:
+        """Feed GroupQueryAttention, which takes the length of its one row, the block included, from the mask."""
+        runner, block = self._runner, tokens.shape[1]
+        # It turns keys by a table that ends at the context limit. Past that there is but padding, which is not fed.
+        room = block if runner.max_length is None else min(max(runner.max_length - int(lengths.max()), 0), block)
+        padding = as_array(
+            runner.device.zeros((1, block - room, runner.vocab_size), runner.layout.dtype), runner.framework
+        )
+        if room == 0:
+            return padding
+        feeds = {"input_ids": tokens[:, :room], "attention_mask": np.ones((1, int(lengths.max()) + room))}
+        feeds["position_ids"] = runner.positions(lengths, room)
+        logits = runner.run(self._binding, feeds, 1, room)
+        return logits if room == block else array_namespace(logits).concat([logits, padding], axis=1)
 
     def _grow(self, held: int, span: int) -> None:
         size = max(span, self._size + self._size // 4)
@@ -211,14 +223,13 @@ class TokenStore:
         rows, positions = np.arange(batch_size)[:, None], lengths[:, None] + np.arange(block)
         texts[rows, positions] = tokens
         self._tokens = texts
-        if num_logits == 0:
+        if num_logits == 0:  # nothing to compute, and nothing to keep but the tokens
             return as_array(
                 self._runner.device.empty((batch_size, 0, self._runner.vocab_size), self._runner.layout.dtype),
                 self._runner.framework,
             )
         feeds = {"input_ids": texts, "attention_mask": np.arange(longest + block) < lengths[:, None] + block}
         feeds["position_ids"] = self._runner.positions(np.zeros(batch_size, dtype=np.int64), longest + block)
-        feeds["position_ids"] = np.broadcast_to(feeds["position_ids"], texts.shape)
         logits = self._runner.run(self._runner.session.io_binding(), feeds, batch_size, longest + block)
         return logits[rows, positions[:, block - num_logits :]]
 
