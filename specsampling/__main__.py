@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specsampling._cli import _generate
-from specsampling._cli._arguments import build_parser
+from specsampling._cli._arguments import build_parser, in_options
 from specsampling._errors import SpecSamplingError
 from specsampling._registry import available_backends
 
@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _BROKEN_PIPE
     except (SpecSamplingError, ValueError, TypeError, OSError, MemoryError) as error:
         message = " ".join(str(error).split()) or "not enough memory"  # the one of these that may come without words
+        message = in_options(message)
         print(f"specsampling: error: {message}", file=sys.stderr)
         return 2
 

@@ -130,6 +130,7 @@ def read_config(checkpoint: Path, *, families: tuple[str, ...] = FAMILIES) -> Ll
     if not path.is_file():
         raise FileNotFoundError(
             f"no config.json in {str(checkpoint)!r}: a checkpoint is a directory with config.json and model.safetensors"
+            + (", and this is a file" if checkpoint.is_file() else "")
         )
     raw = read_object(path)
     family = raw.get("model_type")

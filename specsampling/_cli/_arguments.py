@@ -4,7 +4,7 @@ import argparse
 from importlib.metadata import version
 from typing import NoReturn
 
-__all__ = ["build_parser"]
+__all__ = ["build_parser", "in_options"]
 
 _DESCRIPTION = (
     "Speculative sampling: a cheap draft proposes tokens, the target checks them, and the law is the target's."
@@ -18,13 +18,26 @@ examples:
 """
 
 
+# Options that the library knows under another name than the command line's with its dashes.
+_OPTIONS = {"name": "--backend", "end_tokens": "--end-token", "stop_sequences": "--stop"}
+
+
+def in_options(message: str) -> str:
+    """Return an error message of the library in the words of the command line: options, one prompt, nothing unset."""
+    names = ("device", "dtype", "lookahead", "max_new_tokens", "min_new_tokens", "min_p", "pad_vocab", "seed")
+    names += ("temperature", "top_k", "top_p")
+    for name, option in [*_OPTIONS.items(), *((name, "--" + name.replace("_", "-")) for name in names)]:
+        message = message.replace(f"`{name}`", f"`{option}`")
+    return message.replace(" (None is off)", "").replace(" in row 0", "").replace("`pad_vocab=True`", "`--pad-vocab`")
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that complains in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Print what was wrong and leave with status 2."""
         if message.startswith(("unrecognized", "ambiguous")):
-            message += "; a prompt that begins with - goes last, after --"
+            message += "; quote a prompt of several words, and put one that begins with - last, after --"
         self.exit(2, f"specsampling: error: {message} (see {self.prog} --help)\n")
 
 
@@ -53,7 +66,10 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_models(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help='text to continue; "-", or none with piped input, reads stdin'
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help='text to continue (default: "ROMEO:"); "-", or none with piped input, reads stdin',
     )
     group.add_argument(
         "--backend", default="numpy", metavar="NAME", help="as listed by `specsampling backends` (%(default)s)"

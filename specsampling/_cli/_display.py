@@ -88,7 +88,9 @@ class Palette:
 def describe(result: Generation, seconds: float) -> str:
     """Sum up a run in one line."""
     stats = result.stats
-    parts = [f"{stats.emitted} tokens in {seconds:.2f} s ({stats.emitted / max(seconds, 1e-9):.0f} per second)"]
+    unit = "token" if stats.emitted == 1 else "tokens"
+    speed = stats.emitted / max(seconds, 1e-9)
+    parts = [f"{stats.emitted} {unit} in {seconds:.2f} s ({speed:.{0 if speed >= 10 else 2}f} per second)"]
     if stats.tokens_per_target_call is not None:
         parts.append(f"{stats.tokens_per_target_call:.2f} tokens per target call")
     if stats.acceptance_rate is not None:
@@ -101,7 +103,10 @@ def table(stats: Stats, finish_reason: str) -> str:
     rate = "none tested" if stats.acceptance_rate is None else f"{stats.acceptance_rate:.1%} of tested"
     expected = f"{stats.expected_accepted:.1f}"
     times = ", ".join(f"{name} {seconds:.3f}" for name, seconds in stats.times._asdict().items())
-    slots = zip(stats.accepted_per_slot, stats.tested_per_slot, strict=True)
+    slots = [pair for pair in zip(stats.accepted_per_slot, stats.tested_per_slot, strict=True) if pair[1]]
+    histogram = list(stats.accepted_histogram)
+    while histogram and not histogram[-1]:
+        histogram.pop()
     rows = [
         ("emitted", f"{stats.emitted} (ended by {finish_reason})"),
         ("rounds", str(stats.rounds)),
@@ -111,7 +116,7 @@ def table(stats: Stats, finish_reason: str) -> str:
         ("tested", str(stats.tested)),
         ("accepted", f"{stats.accepted} ({rate}; expected {expected})"),
         ("accepted by slot", " ".join(f"{accepted}/{tested}" for accepted, tested in slots) or "-"),
-        ("rounds by accepted", " ".join(map(str, stats.accepted_histogram)) or "-"),
+        ("rounds by accepted", " ".join(map(str, histogram)) or "-"),
         ("seconds", f"{sum(stats.times):.3f}: {times}"),
     ]
     width = max(len(name) for name, _ in rows)

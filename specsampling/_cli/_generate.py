@@ -13,7 +13,7 @@ from specsampling._bundled import bundled
 from specsampling._cli._compare import Comparison, compare
 from specsampling._cli._display import Kind, Palette, describe, kinds_of, table
 from specsampling._cli._text import TextStream, Tokenizer, end_tokens, load_tokenizer
-from specsampling._errors import BackendError
+from specsampling._errors import BackendError, SpecSamplingError
 from specsampling._generation import generate, start
 from specsampling._lookup import PromptLookup
 from specsampling._model import Model
@@ -110,7 +110,6 @@ def prepare(arguments: Namespace) -> Task:
         raise ValueError("`PROMPT` must not be empty")
     ends = end_tokens(checkpoint, target.vocab_size) if arguments.end_token is None else arguments.end_token
     options = {
-        "lookahead": arguments.lookahead,
         "sampling": sampling,
         "max_new_tokens": arguments.max_new_tokens,
         "min_new_tokens": arguments.min_new_tokens,
@@ -127,6 +126,8 @@ def prepare(arguments: Namespace) -> Task:
                 f"`PROMPT` must be shorter than the target's context of {room} tokens, got {len(prompt_ids)} tokens"
             )
         options["max_new_tokens"] = left
+    # More than that can never be used, and would only be drafted.
+    options["lookahead"] = min(arguments.lookahead, max(options["max_new_tokens"] - 1, 0))
     names = {"backend": arguments.backend, "target": str(checkpoint), "draft": draft}
     return Task(prompt, prompt_ids, tokenizer, target, drafter, options, names)
 
@@ -206,7 +207,7 @@ def _load(role: str, backend: str, checkpoint: Path, arguments: Namespace) -> Mo
     except BackendError:
         raise
     except Exception as error:  # an adapter meets a broken checkpoint in ways of its own
-        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, SpecSamplingError | ValueError | OSError) else f"{type(error).__name__}: "
         raise ValueError(f"cannot load the {role} `{checkpoint}`: {kind}{error}") from error
 
 

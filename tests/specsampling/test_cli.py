@@ -162,6 +162,13 @@ def test_no_stdin_at_all_is_no_pipe(run, monkeypatch):
     assert json.loads(run("--json", "--max-new-tokens", 1)[1])["prompt"] == "ROMEO:"
 
 
+def test_no_more_is_drafted_than_may_be_emitted(run, draft):
+    options = ["ab", "--seed", 1, "--draft", draft, "--max-new-tokens", 5, "--json"]
+    status, out, _ = run(*options, "--lookahead", 10**6)
+    assert (status, json.loads(out)["options"]["lookahead"]) == (0, 4)
+    assert json.loads(out)["tokens"] == json.loads(run(*options, "--lookahead", 4)[1])["tokens"]
+
+
 def test_text_is_the_same_in_colour_and_in_json(run, draft):
     options = ["ab", "--seed", 1, "--draft", draft, "--max-new-tokens", 40, "--lookahead", 3]
     _, colored, summary = run(*options, "--color", "always")
@@ -273,19 +280,22 @@ def test_stop_text_ends_the_output(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "--backend", "nonesuch"], "`name` must be a registered backend"),
+        (["generate", "--backend", "nonesuch"], "`--backend` must be a registered backend"),
         (["generate", "--target", "no/such/directory"], "cannot load the target `no/such/directory`: no config.json"),
         (["generate", "--target", "{checkpoint}", "--draft", "no/such"], "cannot load the draft `no/such`"),
-        (["generate", "--target", "{checkpoint}", "--top-p", "0"], "`top_p` must be"),
-        (["generate", "--target", "{checkpoint}", "--temperature", "-1"], "`temperature` must be"),
+        (["generate", "--target", "{checkpoint}", "--top-p", "0"], "`--top-p` must be above 0 and at most 1, got 0.0"),
+        (["generate", "--target", "{checkpoint}", "--temperature", "-1"], "`--temperature` must be"),
         (
             ["generate", "--target", "{checkpoint}", "--temperature", "warm"],
             "--temperature: invalid float value: 'warm'",
         ),
-        (["generate", "--target", "{checkpoint}", "--lookahead", "-1"], "`lookahead` must be"),
-        (["generate", "--target", "{checkpoint}", "--seed", "-1"], "`seed` must"),
-        (["generate", "--target", "{checkpoint}", "--end-token", "256"], "`end_tokens` must"),
-        (["generate", "--target", "{checkpoint}", "--max-new-tokens", "63", "abc"], "context of 64 tokens"),
+        (["generate", "--target", "{checkpoint}", "--lookahead", "-1"], "`--lookahead` must be"),
+        (["generate", "--target", "{checkpoint}", "--seed", "-1"], "`--seed` must"),
+        (["generate", "--target", "{checkpoint}", "--end-token", "256"], "`--end-token` must"),
+        (
+            ["generate", "--target", "{checkpoint}", "--max-new-tokens", "63", "abc"],
+            "`--max-new-tokens` = 63 after a prompt of 3 tokens passes the target's context of 64 tokens",
+        ),
         (
             ["generate", "--target", "{checkpoint}", "x" * 64],
             "`PROMPT` must be shorter than the target's context of 64",
@@ -293,8 +303,8 @@ def test_stop_text_ends_the_output(run):
         (["generate", "--target", "{checkpoint}", ""], "`PROMPT` must not be empty"),
         (["generate", "--target", "{checkpoint}", "--draft", "none", "--compare"], "`--compare` needs a draft"),
         (["generate", "--target", "{checkpoint}", "--compare", "--compare-runs", "0"], "`--compare-runs` must be"),
-        (["generate", "--target", "{checkpoint}", "--device", "tpu"], "`device` must be"),
-        (["generate", "--target", "{checkpoint}", "--dtype", "float8"], "`dtype` must be"),
+        (["generate", "--target", "{checkpoint}", "--device", "tpu"], "`--device` must be"),
+        (["generate", "--target", "{checkpoint}", "--dtype", "float8"], "`--dtype` must be"),
         (["generate", "--bogus"], "unrecognized arguments: --bogus"),
         ([], "the following arguments are required: COMMAND"),
     ],
@@ -318,7 +328,9 @@ def test_broken_checkpoints_are_one_line_and_status_2(refused, write_checkpoint,
 
 def test_vocabularies_of_different_sizes_are_refused_unless_asked_for(refused, run, write_checkpoint, tmp_path):
     small = write_checkpoint(tmp_path / "small", vocab_size=200)
-    assert "256" in refused("generate", "--target", write_checkpoint(tmp_path / "whole"), "--draft", small)
+    said = refused("generate", "--target", write_checkpoint(tmp_path / "whole"), "--draft", small)
+    assert "256" in said
+    assert "pass `--pad-vocab`" in said
     status, out, _ = run("ab", "--draft", small, "--pad-vocab", "--json", "--max-new-tokens", 4)
     assert (status, json.loads(out)["options"]["pad_vocab"]) == (0, True)
 
@@ -378,7 +390,7 @@ def test_an_empty_name_is_not_the_bundled_model(refused, option):
 
 
 def test_a_prompt_that_begins_with_a_dash_is_told_of_the_two_dashes(refused, run):
-    assert "a prompt that begins with - goes last, after --" in refused("generate", "-Romeo")
+    assert "put one that begins with - last, after --" in refused("generate", "-Romeo")
     assert run("--max-new-tokens", 2, "--", "-Romeo")[1].startswith("-Romeo")
 
 

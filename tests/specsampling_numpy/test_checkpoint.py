@@ -41,6 +41,9 @@ def test_load_takes_no_device_but_the_cpu_and_no_options(tiny: Path):
 
 
 def test_missing_files_are_named(tmp_path: Path, write: Write):
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"no config.json in '.*file'.*, and this is a file"):
+        NumpyModel(tmp_path / "file")
     with pytest.raises(FileNotFoundError, match=r"no config.json in '.*nowhere'.*model.safetensors"):
         load(tmp_path / "nowhere")
     write(tmp_path)
