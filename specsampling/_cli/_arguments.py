@@ -18,15 +18,15 @@ examples:
 """
 
 
-# Options that the library knows under another name than the command line's with its dashes.
-_OPTIONS = {"name": "--backend", "end_tokens": "--end-token", "stop_sequences": "--stop"}
+# The library's names of what options set, where they are not the options' own.
+_OTHERWISE = {"name": "--backend", "end_tokens": "--end-token", "stop_sequences": "--stop"}
+_ALIKE = "device dtype lookahead max_new_tokens min_new_tokens min_p pad_vocab seed temperature top_k top_p".split()
+_OPTIONS = _OTHERWISE | {name: "--" + name.replace("_", "-") for name in _ALIKE}
 
 
 def in_options(message: str) -> str:
     """Return an error message of the library in the words of the command line: options, one prompt, nothing unset."""
-    names = ("device", "dtype", "lookahead", "max_new_tokens", "min_new_tokens", "min_p", "pad_vocab", "seed")
-    names += ("temperature", "top_k", "top_p")
-    for name, option in [*_OPTIONS.items(), *((name, "--" + name.replace("_", "-")) for name in names)]:
+    for name, option in _OPTIONS.items():
         message = message.replace(f"`{name}`", f"`{option}`")
     return message.replace(" (None is off)", "").replace(" in row 0", "").replace("`pad_vocab=True`", "`--pad-vocab`")
 
