@@ -102,10 +102,10 @@ def packed_copy(module: Any) -> Any:
 
 def group_heads(module: Any) -> None:
     """Have a module's ``sdpa`` attention copy no keys; one that attends in another way, or is not known, stays."""
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     if getattr(config, "_attn_implementation", None) == "sdpa":
-        for part in {id(part): part for part in (config, config.get_text_config())}.values():  # type: ignore[union-attr]
-            part._attn_implementation = GROUPED
+        config._attn_implementation = GROUPED
+        config.get_text_config()._attn_implementation = GROUPED
 
 
 def grouped_attention(

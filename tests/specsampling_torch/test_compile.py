@@ -124,11 +124,11 @@ def test_a_compiled_model_keeps_its_batch_size(build: Any):
     assert hasattr(TorchModel(build("Llama")), "select")
 
 
-def test_without_a_compiler_the_message_says_what_is_missing(build: Any, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_compiler_the_message_says_what_is_missing(build: Any):
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", ("/nowhere/c++",))
-    with pytest.raises(CapabilityError, match=r"needs a C\+\+ compiler.*install g\+\+"):
+    no_compiler = config.patch({"cpp.cxx": ("/nowhere/c++",)})
+    with no_compiler, pytest.raises(CapabilityError, match=r"needs a C\+\+ compiler.*install g\+\+"):
         TorchModel(build("Llama"), compile=True)
 
 
@@ -139,7 +139,7 @@ class Branching(torch.nn.Module):
         super().__init__()
         self.embed = torch.nn.Embedding(7, 8)
 
-    def __call__(self, tokens: Any, cache: Any) -> Any:
+    def forward(self, tokens: Any, cache: Any) -> Any:
         x = self.embed(tokens)
         cache.update(x[:, None], x[:, None], 0)
         return x @ self.embed.weight.T if x.sum() > 0 else x @ self.embed.weight.T * 2
