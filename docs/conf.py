@@ -29,6 +29,7 @@ extensions = [
     "sphinx-mathjax-offline",  # MathJax comes with the site, which must work without a network
     "capabilities",
     "pictures",
+    "programs",
 ]
 # Links into other projects need the network while building, so only who asks for them has them.
 if os.environ.get("SPECSAMPLING_DOCS_INTERSPHINX"):
@@ -40,7 +41,6 @@ if os.environ.get("SPECSAMPLING_DOCS_INTERSPHINX"):
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-suppress_warnings = ["toctree.empty_glob"]  # pages of backends are listed when they are there
 exclude_patterns = ["_build", "_ext", "examples"]
 templates_path = ["_templates"]
 
