@@ -1,0 +1,233 @@
+"""Models, and the three things that are done with them: write a text, time a call, hold a greedy text to its law."""
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _paper_journal import CallsStep, RunKey
+from _paper_tasks import Codec, Task, Text, cut, num_kept
+
+import specsampling
+from specsampling_conformance import compare_greedy
+
+__all__ = ["Bench", "describe_checkpoint", "resolve_checkpoint"]
+
+_SAMPLES = 5
+
+
+def resolve_checkpoint(name: str, role: str) -> tuple[str, Path]:
+    """Return the name and the folder of what the command line calls a model; "bundled" is the pair of the package."""
+    if name == "bundled":
+        return "bundled", specsampling.bundled("target" if role == "target" else "draft")
+    folder = Path(name).resolve()
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"`--{role}` must be a checkpoint directory with config.json, got {name}")
+    return folder.name, folder
+
+
+def describe_checkpoint(folder: Path) -> dict[str, Any]:
+    """Return what identifies a checkpoint: its size, its shape and the digest of its weights."""
+    digest, parameters = hashlib.sha256(), 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+            parameters += sum(int(np.prod(shape)) for shape in shapes)
+            file.seek(0)
+            while chunk := file.read(2**24):
+                digest.update(chunk)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    names = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
+    return {"parameters": parameters, "sha256": digest.hexdigest(), **{name: config.get(name) for name in names}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One backend with a target and its drafters, loaded.
+
+    Attributes
+    ----------
+    target : Model
+        The target.
+    drafters : mapping
+        Draft models and drafters, by name.
+    tasks : mapping
+        Tasks, by name.
+    codec : Codec
+        The target's.
+    lookaheads : tuple of int
+        All K that are run, for which calls are timed.
+    seed : int
+        Of all runs; a row id of its own tells each from the others.
+    """
+
+    target: Any
+    drafters: Mapping[str, Any]
+    tasks: Mapping[str, Task]
+    codec: Codec
+    lookaheads: tuple[int, ...]
+    seed: int
+
+    def warm_up(self, key: RunKey) -> None:
+        """Take two rounds of a run and forget them: whatever compiles does so here."""
+        decoder, state = self._begin(key)
+        for _ in range(2):
+            if not state.is_done:
+                state, _ = decoder.step(state)
+
+    def run(self, key: RunKey) -> dict[str, Any]:
+        """Write the text of `key`, and return what it cost and what it is worth.
+
+        The first round, which also reads the prompt into the draft, is kept apart: `decode_seconds` are those of the
+        rounds after it, in which `decoded` tokens came.
+        """
+        task = self.tasks[key.task]
+        prompt = task.prompts[key.prompt]
+        began = time.perf_counter()
+        decoder, state = self._begin(key)
+        prefill = time.perf_counter() - began
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        seconds: list[float] = []
+        emitted: list[int] = []
+        counts = dict.fromkeys(("tested", "accepted", "proposed", "undrafted"), 0)
+        overlap, phases, kept = 0.0, specsampling.PhaseTimes(), None
+        while not state.is_done and kept is None:
+            start = time.perf_counter()
+            state, info = decoder.step(state)
+            seconds.append(time.perf_counter() - start)
+            emitted.append(int(info.num_emitted[0]))
+            tokens += info.tokens[0, : emitted[-1]].tolist()
+            counts["tested"] += int(info.num_tested[0])
+            counts["accepted"] += int(info.num_accepted[0])
+            counts["proposed"] += int(info.num_proposed[0])
+            counts["undrafted"] += int(info.lookahead > 0 and info.num_proposed[0] == 0)
+            overlap += float(info.overlap[0])
+            phases = specsampling.PhaseTimes(*(a + b for a, b in zip(phases, info.times, strict=True)))
+            if info.logprobs is not None:
+                logprobs += info.logprobs[0, : emitted[-1]].tolist()
+                kept = num_kept(tokens, self.codec.decode, task.stops)
+        result: dict[str, Any] = {
+            "row_id": key.row_id,
+            "prompt_tokens": len(prompt.ids),
+            "tokens": tokens[:kept],
+            "digest": hashlib.sha256(json.dumps(tokens[:kept]).encode()).hexdigest()[:16],
+            "rounds": len(seconds),
+            "emitted": sum(emitted),
+            **counts,
+            "expected_accepted": overlap,
+            "prefill_seconds": prefill,
+            "first_round_seconds": seconds[0],
+            "decode_seconds": sum(seconds[1:]),
+            "decoded": sum(emitted[1:]),
+            "phases": phases._asdict(),
+        }
+        if key.study == "quality":
+            text = Text(tokens[:kept], logprobs[:kept], cut(self.codec.decode(tokens[:kept]), task.stops))
+            result |= {
+                "logprobs": [round(value, 5) for value in text.logprobs],
+                "text": text.text,
+                "score": task.score(prompt, text),
+                "trivial_score": None if task.trivial is None else task.trivial(prompt),
+            }
+        return result
+
+    def _begin(self, key: RunKey) -> tuple[specsampling.Decoder, Any]:
+        task = self.tasks[key.task]
+        decoder = specsampling.Decoder(
+            self.target,
+            self.drafters[key.drafter] if key.lookahead else None,
+            lookahead=key.lookahead,
+            sampling=task.settings[key.setting],
+            end_tokens=self.codec.end_tokens,
+            logprobs="raw" if key.study == "quality" else None,
+            seed=self.seed,
+        )
+        prompt = task.prompts[key.prompt].ids
+        return decoder, decoder.init(prompt, max_new_tokens=key.max_new_tokens, row_ids=[key.row_id])
+
+    def time_calls(self, step: CallsStep, max_new_tokens: int, num_prompts: int) -> dict[str, Any]:
+        """Time the target's blocks and one step of each draft model, apart from any decoding.
+
+        All calls are made at one length, that of the middle of a typical text, by turns.
+
+        Returns
+        -------
+        dict
+            ``length``, and ``seconds``: for "target" and each draft model a mapping from width to samples.
+        """
+        prompts = self.tasks[step.task].prompts[:num_prompts]
+        middle = sorted(prompts, key=lambda prompt: len(prompt.ids))[len(prompts) // 2].ids
+        text = np.array([(middle * (1 + max_new_tokens // (2 * len(middle)) + 1))], dtype=np.int32)
+        length = len(middle) + max_new_tokens // 2
+        models = {"target": (self.target, [lookahead + 1 for lookahead in self.lookaheads])}
+        models |= {name: (model, [1]) for name, model in self.drafters.items() if hasattr(model, "score")}
+        samples: dict[str, dict[int, list[float]]] = {}
+        caches = {}
+        for name, (model, widths) in models.items():
+            cache = model.init_cache(1, length + max(widths))
+            _, caches[name] = model.score(cache, text[:, :length], num_logits=0)
+            samples[name] = {width: [] for width in sorted({1, *widths})}
+        block = np.resize(text, (1, max(self.lookaheads) + 1))
+        for sample in range(_SAMPLES + 2):
+            for name, (model, _) in models.items():
+                for width, taken in samples[name].items():
+                    start = time.perf_counter()
+                    cache = model.rollback(caches[name], np.array([length]))
+                    logits, caches[name] = model.score(cache, block[:, :width])
+                    _wait(logits)
+                    if sample >= 2:  # what compiles has compiled
+                        taken.append(time.perf_counter() - start)
+        by_name = {name: {str(width): taken for width, taken in widths.items()} for name, widths in samples.items()}
+        return {"length": length, "seconds": by_name}
+
+    def compare_greedy(self, task: str, prompt: int, plain: Sequence[int], other: Sequence[int]) -> dict[str, Any]:
+        """Say of two greedy texts that differ where they do, and whether either is more than a numeric tie away."""
+        ids = self.tasks[task].prompts[prompt].ids
+        where = next((i for i, pair in enumerate(zip(plain, other, strict=False)) if pair[0] != pair[1]), None)
+        verdicts = {
+            name: compare_greedy(self.target, ids, tokens) for name, tokens in (("plain", plain), ("other", other))
+        }
+        return {
+            "first_difference": where,
+            **{
+                name: {"verdict": found.verdict, "margin": found.margin, "tolerance": found.tolerance}
+                for name, found in verdicts.items()
+            },
+        }
+
+
+def _wait(logits: Any) -> None:
+    """Return once the logits are there."""
+    if hasattr(logits, "block_until_ready"):
+        logits.block_until_ready()
+    elif getattr(logits, "is_cuda", False):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def load_options(backend: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a backend is loaded with; ONNX Runtime is told the threads that the others read."""
+    options = dict(extra)
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if backend == "onnxruntime" and threads and "session_options" not in options:
+        import onnxruntime
+
+        session_options = onnxruntime.SessionOptions()
+        session_options.intra_op_num_threads = int(threads)
+        options["session_options"] = session_options
+    return options
+
+
+def median_seconds(entries: Sequence[Mapping[str, Any]], model: str, width: int) -> float | None:
+    """Return the median time of a call over all repeats; None where it was not timed."""
+    found = [x for entry in entries for x in entry["seconds"].get(model, {}).get(str(width), [])]
+    return statistics.median(found) if found else None
