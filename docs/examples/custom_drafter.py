@@ -43,9 +43,13 @@ class BigramDrafter:
             text = context.tokens[row, :length]  # what lies beyond a row's length is undefined
             start = num_counted[row]
             np.add.at(pairs[row], (text[start - 1 : -1], text[start:]), 1.0)
-        num_counted = np.array(context.lengths, dtype=np.int64)  # all of it: committed tokens are never taken back
+        # All of it: committed tokens are never taken back.
+        state = Counts(pairs, np.array(context.lengths, dtype=np.int64))
 
-        rows = np.arange(len(num_counted))
+        rows = np.arange(len(context.lengths))
+        if lookahead == 0:
+            nothing = np.zeros((len(rows), 0), dtype=np.int32)
+            return Proposal(nothing, np.zeros(len(rows), dtype=np.int32), None), state
         last = context.tokens[rows, context.lengths - 1]
         tokens, laws = [], []
         for slot in range(lookahead):
@@ -54,16 +58,12 @@ class BigramDrafter:
             last = randomness.categorical(law, Label(Purpose.DRAFT, slot))
             tokens.append(last)
             laws.append(law)
-        if lookahead == 0:
-            return Proposal(np.zeros((len(rows), 0), np.int32), np.zeros(len(rows), np.int32), None), Counts(
-                pairs, num_counted
-            )
         proposal = Proposal(
             np.stack(tokens, axis=1).astype(np.int32),
             np.full(len(rows), lookahead, dtype=np.int32),
             np.stack(laws, axis=1),  # bitwise the rows that the tokens were drawn from
         )
-        return proposal, Counts(pairs, num_counted)
+        return proposal, state
 
     def select(self, state: Counts, rows: np.ndarray) -> Counts:
         """Keep some rows. Optional: without it finished rows are masked, and go on costing work."""
