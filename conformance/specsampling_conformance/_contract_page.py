@@ -3,10 +3,8 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
 
-from specsampling import CONTRACT_VERSION, Drafter, Model
-from specsampling_conformance._catalogue import TIERS, all_checks
+from specsampling import Drafter, Model
 from specsampling_conformance._checks import Check
 
 __all__ = ["contract_page", "protocol_source"]
@@ -90,40 +88,19 @@ hold, raises {{class}}`specsampling.CacheError` where the host can see it.
 
 def protocol_source(protocol: type) -> str:
     """Return a protocol as Python: its attributes and the signatures of its methods, without docstrings."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(protocol))).body
+    source = textwrap.dedent(inspect.getsource(protocol))
+    (tree,) = ast.parse(source).body
     if not isinstance(tree, ast.ClassDef):
         raise TypeError(f"`protocol` must be a class, got {protocol!r}")
-    bases = ", ".join(ast.unparse(base) for base in tree.bases)
-    lines = [f"class {tree.name}({bases}):", *_members(tree)]
-    return "\n".join(lines)
-
-
-def _members(tree: ast.ClassDef) -> Iterator[str]:
-    for member in tree.body:
-        if isinstance(member, ast.AnnAssign):
-            yield f"    {ast.unparse(member)}"
-        elif isinstance(member, ast.FunctionDef):
-            returns = "" if member.returns is None else f" -> {ast.unparse(member.returns)}"
-            yield f"    def {member.name}({ast.unparse(member.args)}){returns}: ..."
-
-
-def contract_page() -> str:
-    """Return docs/contract.md."""
-    checks = all_checks()
-    lines = [_INTRODUCTION.format(version=CONTRACT_VERSION, clauses=len(checks), protocols=_protocols()), ""]
-    for tier in TIERS:
-        clauses = [entry for entry in checks if entry.tier == tier]
-        if not clauses:
-            continue
-        lines += [f"## {tier}: {_TITLES[tier].lower()}", "", _QUESTIONS[tier], ""]
-        groups: dict[str, list[Check]] = {}
-        for entry in clauses:
-            groups.setdefault(entry.id.rpartition(".")[0], []).append(entry)
-        for group, entries in groups.items():
-            lines += [f"### {group}", ""]
-            for entry in entries:
-                lines += [f"`{entry.id}`", f": {entry.clause}{_for_whom(entry)}", ""]
-    return "\n".join(lines).rstrip() + "\n"
+    lines = source.splitlines()
+    attributes = [lines[member.lineno - 1] for member in tree.body if isinstance(member, ast.AnnAssign)]
+    methods = [
+        # As it is written, line breaks included; the docstring begins on a line of its own.
+        "\n".join(lines[member.lineno - 1 : member.body[0].lineno - 1]) + " ..."
+        for member in tree.body
+        if isinstance(member, ast.FunctionDef)
+    ]
+    return "\n".join([lines[0], *attributes, *([""] if attributes else []), *methods])
 
 
 def _protocols() -> str:

@@ -24,7 +24,7 @@ from specsampling_conformance._checks import NotApplicable, Subject
 from specsampling_conformance._engine import Engine
 from specsampling_conformance._enumeration import ExactLaw, Outcome, Scenario, enumerate_laws
 from specsampling_conformance._faults import Fault
-from specsampling_conformance._oracle import Scores, keeps_ids, lookup_proposal, outcome_law
+from specsampling_conformance._oracle import NextTokenLaw, Scores, keeps_ids, lookup_proposal, outcome_law
 from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._situations import SITUATIONS, Row, Situation
 
@@ -339,15 +339,17 @@ def _expected(situation: Situation, stage: _Stage, row: Row) -> dict[Outcome, fl
     target = stage.models.scores[situation.target].law(
         banned=end_tokens, until=len(row.prompt) + situation.min_new_tokens, **row.settings
     )
-    draft, propose, limit = None, None, None
+    draft: NextTokenLaw | None = None
+    propose, limit = None, None
     side = _side(situation, stage)
     if side is not None:
         scores = side.scores[situation.drafter]
         draft_law = scores.law(**_draft_settings(row))
 
-        def draft(text: tuple[int, ...]) -> Floats:
+        def known_ids(text: tuple[int, ...]) -> Floats:
             return draft_law(tuple(token if token < scores.model.vocab_size else 0 for token in text))
 
+        draft = known_ids
         limit = _draft_limit(situation)
     elif situation.drafter == "lookup":
         propose = lookup_proposal
