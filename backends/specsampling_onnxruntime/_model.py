@@ -13,7 +13,7 @@ from specsampling import Capabilities, CapabilityError
 from ._build import build
 from ._checks import Ints, checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes
 from ._device import Device, as_array
-from ._layouts import NO_CACHE, SHARED_BUFFER, Layout, read_layout
+from ._layouts import NO_CACHE, PAST_AND_PRESENT, SHARED_BUFFER, Layout, read_layout
 from ._stores import Runner, Store, new_store
 
 __all__ = ["OnnxCache", "OnnxModel"]
@@ -165,7 +165,10 @@ class OnnxModel:
         """
         with tempfile.TemporaryDirectory(prefix="specsampling-", ignore_cleanup_errors=True) as folder:
             model = cls(build(checkpoint, Path(folder) / "model.onnx", dtype=dtype), **options)
-        model.capabilities = Capabilities(dtypes=("float32", "float16"), select=True)
+        if model.dtype == "float32":
+            # The CPU has no float16 arithmetic: such graphs run there, but by casting to and fro.
+            dtypes = ("float32",) if model._runner.device.kind == "cpu" else ("float32", "float16")
+            model.capabilities = Capabilities(dtypes=dtypes, select=True)
         model._path = Path(checkpoint)
         return model
 
@@ -303,6 +306,8 @@ def _probed_vocab_size(session: Any, layout: Layout) -> int:
         "logit_positions": [0],
     }
     inputs = {name: np.array(feeds[name], dtype=dtype) for name, dtype in layout.inputs.items()}
-    inputs |= {c.past: np.zeros((1, c.heads, 0, c.size), c.dtype) for c in layout.caches}
+    # What is written in place needs room; a past has none, so that the mask is as long as it should be.
+    room = 0 if layout.kind == PAST_AND_PRESENT else 1
+    inputs |= {c.past: np.zeros((1, c.heads, room, c.size), c.dtype) for c in layout.caches}
     (logits,) = session.run(["logits"], inputs)
     return int(logits.shape[-1])
