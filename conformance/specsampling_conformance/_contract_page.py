@@ -103,6 +103,25 @@ def protocol_source(protocol: type) -> str:
     return "\n".join([lines[0], *attributes, *([""] if attributes else []), *methods])
 
 
+def contract_page() -> str:
+    """Return docs/contract.md."""
+    checks = all_checks()
+    lines = [_INTRODUCTION.format(version=CONTRACT_VERSION, clauses=len(checks), protocols=_protocols()), ""]
+    for tier in TIERS:
+        clauses = [entry for entry in checks if entry.tier == tier]
+        if not clauses:
+            continue
+        lines += [f"## {tier}: {_TITLES[tier].lower()}", "", _QUESTIONS[tier], ""]
+        groups: dict[str, list[Check]] = {}
+        for entry in clauses:
+            groups.setdefault(entry.id.rpartition(".")[0], []).append(entry)
+        for group, entries in groups.items():
+            lines += [f"### {group}", ""]
+            for entry in entries:
+                lines += [f"`{entry.id}`", f": {entry.clause}{_for_whom(entry)}", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def _protocols() -> str:
     return "\n\n\n".join(protocol_source(protocol) for protocol in (Model, Drafter))
 
