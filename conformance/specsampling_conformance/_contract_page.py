@@ -4,7 +4,8 @@ import ast
 import inspect
 import textwrap
 
-from specsampling import Drafter, Model
+from specsampling import CONTRACT_VERSION, Drafter, Model
+from specsampling_conformance._catalogue import TIERS, all_checks
 from specsampling_conformance._checks import Check
 
 __all__ = ["contract_page", "protocol_source"]
