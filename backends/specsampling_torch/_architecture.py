@@ -52,7 +52,7 @@ def refuse_config(config: Any) -> None:
 def refuse_quantization(quantization: Any) -> None:
     """Raise `CapabilityError` for quantised weights that make a token's law depend on what it is computed with.
 
-    bitsandbytes computes in float16 the columns that have an outlier *anywhere in the block*: with its default threshold
+    bitsandbytes computes in float16 all columns with an outlier *anywhere in the block*: with its default threshold
     a block of draft tokens gave logits 0.1 away from those of its tokens one by one, so that no text would follow
     either law.
     """

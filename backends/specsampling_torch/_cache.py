@@ -193,13 +193,13 @@ def allocate(shape: KeyValueShape, batch_size: int, capacity: int, *, tokens_fir
     return zeros(shape.key_size), zeros(shape.value_size)
 
 
-def out_of_memory(shapes: Sequence[KeyValueShape], batch_size: int, capacity: int) -> CacheError:
-    """Return the error that says how much memory a cache needs."""
-    per_token = sum(shape.num_bytes for shape in shapes)
-    needed = batch_size * capacity * per_token
+def out_of_memory(per_token: int, per_row: int, batch_size: int, capacity: int) -> CacheError:
+    """Return the error that says how much memory a cache needs, given the bytes of a token and of a row's snapshots."""
+    needed = batch_size * (capacity * per_token + per_row)
+    snapshots = f", {per_row} bytes of snapshots a row" if per_row else ""
     return CacheError(
         f"out of memory: a cache of {batch_size} rows and {capacity} tokens each needs {needed / 2**20:,.0f} MiB "
-        f"({per_token} bytes a token); use fewer rows, shorter texts or a narrower dtype"
+        f"({per_token} bytes a token{snapshots}); use fewer rows, shorter texts or a narrower dtype"
     )
 
 

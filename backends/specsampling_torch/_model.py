@@ -14,7 +14,7 @@ from ._checks import Ints, checked_block, checked_lengths, checked_num_logits, c
 from ._compile import CompiledForward, bucket, refuse_compilation
 from ._masks import Visibility
 from ._packing import PackedLinear, group_heads, packed_copy
-from ._recurrent import SnapshotStore, is_recurrent
+from ._recurrent import SnapshotStore, is_recurrent, snapshot_bytes
 
 __all__ = ["TorchCache", "TorchModel"]
 
@@ -301,14 +301,12 @@ class TorchModel:
                 return TorchCache(RowStore(self._layers, batch_size, capacity), lengths, capacity, None)
             store = SnapshotStore(self._layers, batch_size, capacity, self.max_rollback)
             return TorchCache(store, lengths, capacity, lengths.copy())
-        except (
-            RuntimeError,
-            MemoryError,
-        ) as error:  # torch.OutOfMemoryError is a RuntimeError; the CPU raises that one
+        except RuntimeError as error:  # on the CPU; torch.OutOfMemoryError of other devices is one too
             if "memory" not in str(error):
                 raise
-            shapes = [layer for layer in self._layers if isinstance(layer, KeyValueShape)]
-            raise out_of_memory(shapes, batch_size, capacity) from error
+            per_token = sum(layer.num_bytes for layer in self._layers if isinstance(layer, KeyValueShape))
+            per_row = snapshot_bytes(self._layers, self.max_rollback or 0)
+            raise out_of_memory(per_token, per_row, batch_size, capacity) from error
 
     def score(self, cache: TorchCache, tokens: Any, /, *, num_logits: int | None = None) -> tuple[Any, TorchCache]:
         """Append a block to every row and return the logits of its last positions.

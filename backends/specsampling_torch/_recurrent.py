@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ._cache import RowStore, select_layer
 from ._checks import Ints
 
-__all__ = ["SnapshotStore", "is_recurrent", "recurrent_copy"]
+__all__ = ["SnapshotStore", "is_recurrent", "recurrent_copy", "snapshot_bytes"]
 
 
 def is_recurrent(layer: Any) -> bool:
@@ -35,6 +35,22 @@ def recurrent_copy(layer: Any, batch_size: int) -> Any:
         # A state of zeros is what the first token meets, and rows of one batch need not meet it together.
         fresh.has_previous_state[index] = True
     return fresh
+
+
+def _states_of(layers: Sequence[Any]) -> list[Any]:
+    return [
+        state
+        for layer in layers
+        if is_recurrent(layer)
+        for states in (layer.conv_states, layer.recurrent_states)
+        for state in states.values()
+        if state is not None
+    ]
+
+
+def snapshot_bytes(layers: Sequence[Any], max_rollback: int) -> int:
+    """Return the bytes of a row's states and of their snapshots, given layers of one row."""
+    return sum(state[:1].nbytes for state in _states_of(layers)) * (max_rollback + 2)
 
 
 class SnapshotStore(RowStore):
@@ -58,14 +74,7 @@ class SnapshotStore(RowStore):
         self._is_rolled_back = False
 
     def _states(self) -> list[Any]:
-        return [
-            state
-            for layer in self.layers
-            if is_recurrent(layer)
-            for states in (layer.conv_states, layer.recurrent_states)
-            for state in states.values()
-            if state is not None
-        ]
+        return _states_of(self.layers)
 
     def roll_back(self) -> None:
         """Take note that the states are to be taken from the snapshots."""

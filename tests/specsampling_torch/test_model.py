@@ -189,8 +189,27 @@ def test_max_rollback_is_refused_where_it_would_mean_nothing(build: Any):
 
 
 def test_out_of_memory_says_how_much_the_cache_needs(model: TorchModel):
-    with pytest.raises(CacheError, match=r"1000000 rows and 1000000000 tokens each needs [\d,]+ MiB \(256 bytes a"):
+    with pytest.raises(
+        CacheError, match=r"1000000 rows and 1000000000 tokens each needs 244,140,625,000 MiB \(256 bytes a"
+    ):
         model.init_cache(10**6, 10**9)
+
+
+def test_out_of_memory_of_a_recurrent_model_counts_its_snapshots(build: Any):
+    model = TorchModel(build("Mamba 2"), max_rollback=3)
+    cache = model.init_cache(2, 4)
+    held = sum(ring.nbytes for ring in cache.store._rings) // 4 * 5 // 2  # four snapshots and the state, of two rows
+    with pytest.raises(CacheError, match=rf"\(0 bytes a token, {held} bytes of snapshots a row\)"):
+        model.init_cache(10**9, 10)
+
+
+def test_out_of_memory_of_an_accelerator_says_the_same(model: TorchModel, monkeypatch: pytest.MonkeyPatch):
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of")
+
+    monkeypatch.setattr(torch, "zeros", full)
+    with pytest.raises(CacheError, match=r"8 rows and 4096 tokens each needs 8 MiB \(256 bytes a token\)"):
+        model.init_cache(8, 4096)
 
 
 SMALL = {"vocab_size": 11, "d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "d_kv": 4}
