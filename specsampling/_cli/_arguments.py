@@ -20,19 +20,10 @@ examples:
 
 # The library's names of what options set, where they are not the options' own.
 _OTHERWISE = {"name": "--backend", "end_tokens": "--end-token", "stop_sequences": "--stop"}
-_ALIKE = [
-    "device",
-    "dtype",
-    "lookahead",
-    "max_new_tokens",
-    "min_new_tokens",
-    "min_p",
-    "pad_vocab",
-    "seed",
-    "temperature",
-    "top_k",
-    "top_p",
-]
+_ALIKE = (
+    *("device", "dtype", "lookahead", "max_new_tokens", "min_new_tokens", "min_p", "pad_vocab", "seed"),
+    *("temperature", "top_k", "top_p"),
+)
 _OPTIONS = _OTHERWISE | {name: "--" + name.replace("_", "-") for name in _ALIKE}
 
 
