@@ -23,8 +23,8 @@ __all__ = [
 ]
 
 COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
-"""A number that was rounded to bfloat16 stays rounded. Left to itself, XLA keeps some of them wider inside a fusion: the
-logits of one text then depend on what is compiled around them."""
+"""A number that was rounded to bfloat16 stays rounded. Left to itself, XLA keeps some wider inside a fusion, and the
+logits of a text then depend on what is compiled around it."""
 
 
 class JaxCache(NamedTuple):

@@ -156,7 +156,7 @@ class _CompiledRound:
         elif drafter is not None:
             settings = sampling if draft_sampling is None else draft_sampling
             proposed, state = drafter.propose(state, context, lookahead, settings, randomness)
-            proposal = _as_arguments(proposed)
+            proposal = _as_arguments(proposed, self._target)
         _check_room("target", carry.target_cache, context.lengths - 1, lookahead + 1)
         params = (self._target.params, None if draft is None else draft.model.params)
         arrays = (carry.target_cache.arrays, None if draft is None else state.cache.arrays)
@@ -270,12 +270,14 @@ def _is_traceable(drafter: Drafter[Any], target: JaxModel) -> bool:
     return type(drafter) is ModelDrafter and type(drafter.model) is JaxModel and drafter.model.devices == target.devices
 
 
-def _as_arguments(proposal: Proposal) -> Proposal:
-    """Return a drafter's proposal as arrays that jit takes."""
+def _as_arguments(proposal: Proposal, target: JaxModel) -> Proposal:
+    """Return a drafter's proposal as arrays that jit takes beside those of `target`."""
 
     def argument(x: Any) -> Any:
-        if isinstance(x, np.ndarray | jax.Array):
+        if isinstance(x, np.ndarray):
             return x
+        if isinstance(x, jax.Array):  # jit refuses arrays of other devices than the rest
+            return x if x.devices() == target.devices else np.asarray(x)
         try:
             return jax.dlpack.from_dlpack(x)  # device to device
         except (TypeError, ValueError, RuntimeError):

@@ -271,3 +271,12 @@ def test_loading_refuses_what_it_cannot_do(folder: Callable[..., Path]):
         with pytest.raises(error, match=message):
             load(folder(), **options)
     assert load(folder(), device="cpu:0").vocab_size == V
+
+
+def test_positions_past_the_first_table_of_angles_are_turned_as_far_as_numpys(folder: Callable[..., Path]):
+    path = folder(max_position_embeddings=1024, num_hidden_layers=1)
+    tokens = block(1, 600)
+    ours, theirs = load(path), NumpyModel(path, dtype="float64")
+    logits, _ = ours.score(ours.init_cache(1, 600), tokens, num_logits=5)
+    expected, _ = theirs.score(theirs.init_cache(1, 600), tokens, num_logits=5)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
