@@ -10,7 +10,7 @@ from sphinx.pycode import ModuleAnalyzer
 
 sys.path.insert(0, str(Path(__file__).with_name("_ext")))
 
-from stand_ins import import_packages
+from stand_ins import import_packages, is_alias, public_names
 
 PACKAGES, _modules = import_packages()
 sys.modules.update(_modules)  # where autodoc looks
@@ -90,11 +90,11 @@ def write_api_page(app, config):
     """List every public name, straight from each package's ``__all__``."""
     lines = ["# API reference", ""]
     for name, module in PACKAGES.items():
-        groups = {"Functions": [], "Classes": [], "Exceptions": [], "Data": []}
-        for symbol in getattr(module, "__all__", ()):
-            if getattr(getattr(module, symbol), "__module__", name).partition(".")[0] != name:
-                continue  # another package's, which has its page there
-            groups[_group(getattr(module, symbol))].append(symbol)
+        groups = {"Functions": [], "Classes": [], "Exceptions": [], "Data": [], "Aliases": []}
+        for package, symbol in public_names(PACKAGES):
+            if package == name:
+                groups[_group(getattr(module, symbol))].append(symbol)
+        aliases = groups.pop("Aliases")
         lines += [f"## {name}", "", f"```{{eval-rst}}\n.. currentmodule:: {name}\n\n.. automodule:: {name}\n```", ""]
         for title, symbols in groups.items():
             if symbols:
@@ -107,13 +107,27 @@ def write_api_page(app, config):
                     "```",
                     "",
                 ]
+        if aliases:
+            # autosummary would describe what they stand for.
+            pages = "\n".join(f"api/{name}.{alias}" for alias in aliases)
+            lines += ["### Aliases", "", f"```{{toctree}}\n:maxdepth: 1\n\n{pages}\n```", ""]
+        for alias in aliases:
+            text = f"{alias}\n{'=' * len(alias)}\n\n.. currentmodule:: {name}\n\n.. autodata:: {alias}\n   :no-value:\n"
+            _write(Path(app.srcdir) / "api" / f"{name}.{alias}.rst", text)
     page = Path(app.srcdir) / "api.md"
-    text = "\n".join(lines)
+    _write(page, "\n".join(lines))
+
+
+def _write(page, text):
+    """Write a page unless it is there already, so that it is not built anew."""
+    page.parent.mkdir(exist_ok=True)
     if not page.exists() or page.read_text(encoding="utf-8") != text:
         page.write_text(text, encoding="utf-8")
 
 
 def _group(symbol):
+    if is_alias(symbol):
+        return "Aliases"
     if inspect.isclass(symbol):
         return "Exceptions" if issubclass(symbol, BaseException) else "Classes"
     return "Functions" if callable(symbol) else "Data"

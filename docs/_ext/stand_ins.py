@@ -103,6 +103,25 @@ def import_packages() -> tuple[dict[str, ModuleType], dict[str, ModuleType]]:
     return packages, modules
 
 
+def public_names(packages: dict[str, ModuleType]) -> list[tuple[str, str]]:
+    """Return pairs of package and name, leaving out what a package passes on from another of ours."""
+    return [
+        (package, name)
+        for package, module in packages.items()
+        for name in module.__all__
+        if _home(getattr(module, name), package) not in set(packages) - {package}
+    ]
+
+
+def is_alias(symbol: Any) -> bool:
+    """Return whether a name stands for something of another project, such as ``typing.Any``."""
+    return _home(symbol, PACKAGES[0]) not in PACKAGES
+
+
+def _home(symbol: Any, package: str) -> str:
+    return getattr(symbol, "__module__", package).partition(".")[0]
+
+
 def signatures(packages: dict[str, ModuleType]) -> dict[str, str]:
     """Return the signature of every public callable and public method, types by their last name."""
     found = {}

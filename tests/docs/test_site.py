@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "_ext"))
 
-from stand_ins import import_packages
+from stand_ins import import_packages, public_names
 
 if "SPECSAMPLING_SITE" not in os.environ:
     pytest.skip("the site is built by `nox -s docs`", allow_module_level=True)
@@ -47,12 +47,7 @@ def pages():
 def test_inventory_names_every_public_object_as_package_and_name():
     content = (SITE / "objects.inv").read_bytes()
     found = {line.split()[0] for line in zlib.decompress(content.split(b"\n", 4)[4]).decode().splitlines()}
-    public = [
-        f"{package}.{name}"
-        for package, module in PACKAGES.items()
-        for name in module.__all__
-        if getattr(getattr(module, name), "__module__", package).partition(".")[0] == package
-    ]
+    public = [f"{package}.{name}" for package, name in public_names(PACKAGES)]
     assert [name for name in public if name not in found] == []
     assert [name for name in public if not (SITE / "api" / f"{name}.html").is_file()] == []
 
