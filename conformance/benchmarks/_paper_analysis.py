@@ -143,18 +143,20 @@ def _modes_of(runs: Entries) -> list[tuple[str, int]]:
 
 
 def _complete(runs: Entries, modes: Sequence[tuple[str, int]]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the runs of the repeats in which every mode wrote every prompt, by (mode, repeat, prompt)."""
-    by_cell = {
-        ((run["key"]["drafter"], run["key"]["lookahead"]), run["key"]["repeat"], run["key"]["prompt"]): run
-        for run in runs
+    """Return the runs of the repeats that are whole, by mode, repeat and place of the prompt in the repeat."""
+    written: dict[int, dict[int, dict[tuple[str, int], Mapping[str, Any]]]] = {}
+    for run in runs:
+        key = run["key"]
+        texts = written.setdefault(key["repeat"], {}).setdefault(key["prompt"], {})
+        texts[key["drafter"], key["lookahead"]] = run
+    most = max(map(len, written.values()))
+    return {
+        (mode, repeat, place): texts[mode]
+        for repeat, prompts in written.items()
+        if len(prompts) == most and all(len(texts) == len(modes) for texts in prompts.values())
+        for place, (_, texts) in enumerate(sorted(prompts.items()))
+        for mode in modes
     }
-    prompts = {prompt for _, _, prompt in by_cell}
-    whole = {
-        repeat
-        for repeat in {repeat for _, repeat, _ in by_cell}
-        if all((mode, repeat, prompt) in by_cell for mode in modes for prompt in prompts)
-    }
-    return {cell: run for cell, run in by_cell.items() if cell[1] in whole}
 
 
 def _table(cells: Mapping[tuple[Any, ...], Mapping[str, Any]], modes: Sequence[tuple[str, int]], value: Any) -> Any:
@@ -215,7 +217,7 @@ def _speed(
                 **place,
                 "drafter": drafter,
                 "repeats": len({repeat for _, repeat, _ in chosen}),
-                "prompts": len({prompt for _, _, prompt in chosen}),
+                "prompts": len({run["key"]["prompt"] for run in chosen.values()}),
                 "pooled_acceptance": pooled,
                 "by_lookahead": by_lookahead,
                 "best_lookahead": min(by_lookahead, key=lambda row: row["ms_per_token"].value)["lookahead"],

@@ -153,7 +153,7 @@ class Bench:
         prompt = task.prompts[key.prompt].ids
         return decoder, decoder.init(prompt, max_new_tokens=key.max_new_tokens, row_ids=[key.row_id])
 
-    def time_calls(self, step: CallsStep, max_new_tokens: int, num_prompts: int) -> dict[str, Any]:
+    def time_calls(self, step: CallsStep, max_new_tokens: int) -> dict[str, Any]:
         """Time the target's blocks and one step of each draft model, apart from any decoding.
 
         All calls are made at one length, that of the middle of a typical text, by turns.
@@ -163,7 +163,7 @@ class Bench:
         dict
             ``length``, and ``seconds``: for "target" and each draft model a mapping from width to samples.
         """
-        prompts = self.tasks[step.task].prompts[:num_prompts]
+        prompts = self.tasks[step.task].prompts
         middle = sorted(prompts, key=lambda prompt: len(prompt.ids))[len(prompts) // 2].ids
         text = np.array([(middle * (1 + max_new_tokens // (2 * len(middle)) + 1))], dtype=np.int32)
         length = len(middle) + max_new_tokens // 2

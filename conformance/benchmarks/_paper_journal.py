@@ -57,7 +57,7 @@ class CallsStep(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What of a task is run: its settings, prompts for times and for quality, and tokens."""
+    """What of a task is run: its settings, prompts for times in each repeat, prompts for quality, and tokens."""
 
     settings: Sequence[str]
     speed_prompts: int
@@ -94,17 +94,19 @@ def make_plan(
 ) -> Iterator[RunKey | CallsStep]:
     """Yield every step, in the order in which it is taken.
 
-    For times, each repeat goes through all tasks, settings and prompts, and with each prompt through all modes, one
-    after the other, beginning with another one each time: whatever else the machine does meets all modes alike. What a
-    run that is stopped early lacks are whole repeats. Plain decoding, K = 0, is there once for all drafters.
+    For times, each repeat goes through all tasks and settings with prompts of its own, since acceptance varies far more
+    between prompts than between runs, and with each prompt through all modes, one after the other, beginning with
+    another one each time: whatever else the machine does meets all modes alike. What a run that is stopped early lacks
+    are whole repeats. Plain decoding, K = 0, is there once for all drafters.
     """
     for repeat in range(repeats):
         for task, sizes in tasks.items():
             if sizes.speed_prompts:
                 yield CallsStep(backend, target, task, repeat)
             modes = _modes(drafters, lookaheads)
-            for setting, prompt in itertools.product(sizes.settings, range(sizes.speed_prompts)):
-                start = (repeat * sizes.speed_prompts + prompt) % len(modes)
+            prompts = range(repeat * sizes.speed_prompts, (repeat + 1) * sizes.speed_prompts)
+            for setting, prompt in itertools.product(sizes.settings, prompts):
+                start = prompt % len(modes)
                 for drafter, lookahead in modes[start:] + modes[:start]:
                     yield RunKey(
                         study="speed",

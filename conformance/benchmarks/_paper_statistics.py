@@ -85,13 +85,13 @@ def _time_per_token(seconds: Floats, tokens: Floats) -> Floats:
 def bootstrap_timings(seconds: Any, tokens: Any, *, resamples: int = 2_000, seed: int = 0) -> Timings:
     """Compare modes by time per token: in a repeat all prompts together, then the median over repeats.
 
-    Repeats and prompts are resampled, the same ones for every mode, so that what a slow moment or a long prompt does to
-    all of them drops out of the ratios.
+    Repeats, and prompts in each of them, are resampled, the same for every mode, so that what a slow moment or a long
+    prompt does to all of them drops out of the ratios.
 
     Parameters
     ----------
     seconds, tokens : array
-        Of shape ``(M, R, P)``: modes, the baseline first, repeats and prompts.
+        Of shape ``(M, R, P)``: modes, the baseline first, repeats, and the prompts of each.
     resamples, seed : int
         Of the bootstrap.
 
@@ -112,7 +112,7 @@ def bootstrap_timings(seconds: Any, tokens: Any, *, resamples: int = 2_000, seed
     drawn = np.empty((resamples, num_modes))
     for i in range(resamples):
         repeats = rng.integers(num_repeats, size=(num_repeats, 1))
-        prompts = rng.integers(num_prompts, size=num_prompts)
+        prompts = rng.integers(num_prompts, size=(num_repeats, num_prompts))
         drawn[i] = _time_per_token(times[:, repeats, prompts], counts[:, repeats, prompts])
     found = _time_per_token(times, counts)
     with np.errstate(divide="ignore", invalid="ignore"):  # texts of which a resample has no token after the first

@@ -11,7 +11,7 @@ same command goes on where it was, and several commands may fill one directory. 
 ``--report``, ``results.json`` (every run, and the machine, software and threads), ``table.md``, ``by-lookahead.md``,
 ``time.svg`` and ``acceptance.svg`` are made from it.
 
-Times come from few prompts, `--repeats` times, all K by turns; scores and the comparison of texts from all prompts,
+Times come from `--repeats` times `--prompts` prompts, all K by turns on each; scores and the comparison of texts from all prompts,
 once, at `--quality-lookahead`. `--data` is a directory with spec_bench.jsonl, HumanEval.jsonl.gz and
 tinyshakespeare.txt, or those of them that the tasks need. A model is a checkpoint directory, or "bundled"; a drafter
 may also be "lookup", which takes the text's own n-grams. Threads are what the environment says (OMP_NUM_THREADS).
@@ -58,8 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--settings", nargs="+", metavar="NAME", help="only these sampling settings, of any task")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the prompts are")
     parser.add_argument("--lookahead", type=parse_lookaheads, default=parse_lookaheads("0-7"), metavar="0-7")
-    parser.add_argument("--repeats", type=int, default=5, help="of the measurement of times; 0 for none")
-    parser.add_argument("--prompts", type=int, default=5, help="of each task, for times")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="of the measurement of times, each with other prompts; 0 for none"
+    )
+    parser.add_argument("--prompts", type=int, default=1, help="of each task and repeat, for times")
     parser.add_argument("--quality-prompts", type=int, default=MOST_PROMPTS, help="of each task, for scores")
     parser.add_argument("--quality-lookahead", type=parse_lookaheads, default=(0, 4), metavar="0,4")
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -193,7 +195,7 @@ def _sizes(task: Task, arguments: argparse.Namespace) -> Sizes:
     most = len(task.prompts)
     return Sizes(
         settings=settings,
-        speed_prompts=min(arguments.prompts, most) if arguments.repeats else 0,
+        speed_prompts=min(arguments.prompts, most // arguments.repeats) if arguments.repeats else 0,
         quality_prompts=min(arguments.quality_prompts, most),
         max_new_tokens=arguments.max_new_tokens,
     )
@@ -234,7 +236,7 @@ def _take(
         size = sizes[step.task]
         progress.set_description(f"{step.backend}: {step.task}")
         if isinstance(step, CallsStep):
-            result = bench.time_calls(step, size.max_new_tokens, size.speed_prompts)
+            result = bench.time_calls(step, size.max_new_tokens)
         else:
             mode = step.drafter, step.lookahead, step.task, step.setting, step.prompt if compiles else 0
             if step.study == "speed" and mode not in warm:

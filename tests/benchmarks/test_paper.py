@@ -63,7 +63,7 @@ def both(*, repeats=2, prompts=2, lookahead=4, gain=2.0):
     for repeat in range(repeats):
         for prompt in range(prompts):
             noise = 1.0 + repeat + 3 * prompt
-            place = {"repeat": repeat, "prompt": prompt}
+            place = {"repeat": repeat, "prompt": repeat * prompts + prompt}
             runs.append(a_run(seconds=noise, rounds=12, **place))
             mode = {"drafter": "d", "lookahead": lookahead, "tested": 12, "accepted": 8}
             runs.append(a_run(seconds=noise / gain, **mode, **place))
@@ -286,6 +286,7 @@ def test_plan_finishes_a_repeat_before_the_next_and_begins_with_another_mode_eac
     assert [step.repeat for step in runs] == sorted(step.repeat for step in runs)
     firsts = {(step.drafter, step.lookahead) for step in runs[::5]}
     assert len(firsts) == 5
+    assert {step.prompt for step in runs} == set(range(10))  # each repeat has prompts of its own
 
 
 def test_texts_that_are_compared_are_drawn_under_row_ids_of_their_own():
