@@ -11,8 +11,8 @@ same command goes on where it was, and several commands may fill one directory. 
 ``--report``, ``results.json`` (every run, and the machine, software and threads), ``table.md``, ``by-lookahead.md``,
 ``time.svg`` and ``acceptance.svg`` are made from it.
 
-Times come from `--repeats` times `--prompts` prompts, all K by turns on each; scores and the comparison of texts from all prompts,
-once, at `--quality-lookahead`. `--data` is a directory with spec_bench.jsonl, HumanEval.jsonl.gz and
+Times come from `--repeats` times `--prompts` prompts, all K by turns on each; scores and the comparison of texts come
+from all prompts, once, at `--quality-lookahead`. `--data` is a directory with spec_bench.jsonl, HumanEval.jsonl.gz and
 tinyshakespeare.txt, or those of them that the tasks need. A model is a checkpoint directory, or "bundled"; a drafter
 may also be "lookup", which takes the text's own n-grams. Threads are what the environment says (OMP_NUM_THREADS).
 """
@@ -58,9 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--settings", nargs="+", metavar="NAME", help="only these sampling settings, of any task")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the prompts are")
     parser.add_argument("--lookahead", type=parse_lookaheads, default=parse_lookaheads("0-7"), metavar="0-7")
-    parser.add_argument(
-        "--repeats", type=int, default=5, help="of the measurement of times, each with other prompts; 0 for none"
-    )
+    parser.add_argument("--repeats", type=int, default=5, help="of all times, each on other prompts; 0: no times")
     parser.add_argument("--prompts", type=int, default=1, help="of each task and repeat, for times")
     parser.add_argument("--quality-prompts", type=int, default=MOST_PROMPTS, help="of each task, for scores")
     parser.add_argument("--quality-lookahead", type=parse_lookaheads, default=(0, 4), metavar="0,4")
