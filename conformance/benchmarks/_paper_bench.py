@@ -5,7 +5,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class Bench:
         All K that are run, for which calls are timed.
     seed : int
         Of all runs; a row id of its own tells each from the others.
+    clock : callable
+        Returns the time, in seconds.
     """
 
     target: Any
@@ -74,6 +76,7 @@ class Bench:
     codec: Codec
     lookaheads: tuple[int, ...]
     seed: int
+    clock: Callable[[], float] = time.perf_counter
 
     def warm_up(self, key: RunKey) -> None:
         """Take two rounds of a run and forget them: whatever compiles does so here."""
@@ -90,9 +93,9 @@ class Bench:
         """
         task = self.tasks[key.task]
         prompt = task.prompts[key.prompt]
-        began = time.perf_counter()
+        began = self.clock()
         decoder, state = self._begin(key)
-        prefill = time.perf_counter() - began
+        prefill = self.clock() - began
         tokens: list[int] = []
         logprobs: list[float] = []
         seconds: list[float] = []
@@ -100,9 +103,9 @@ class Bench:
         counts = dict.fromkeys(("tested", "accepted", "proposed", "undrafted"), 0)
         overlap, phases, kept = 0.0, specsampling.PhaseTimes(), None
         while not state.is_done and kept is None:
-            start = time.perf_counter()
+            start = self.clock()
             state, info = decoder.step(state)
-            seconds.append(time.perf_counter() - start)
+            seconds.append(self.clock() - start)
             emitted.append(int(info.num_emitted[0]))
             tokens += info.tokens[0, : emitted[-1]].tolist()
             counts["tested"] += int(info.num_tested[0])
@@ -179,12 +182,12 @@ class Bench:
         for sample in range(_SAMPLES + 2):
             for name, (model, _) in models.items():
                 for width, taken in samples[name].items():
-                    start = time.perf_counter()
+                    start = self.clock()
                     cache = model.rollback(caches[name], np.array([length]))
                     logits, caches[name] = model.score(cache, block[:, :width])
                     _wait(logits)
                     if sample >= 2:  # what compiles has compiled
-                        taken.append(time.perf_counter() - start)
+                        taken.append(self.clock() - start)
         by_name = {name: {str(width): taken for width, taken in widths.items()} for name, widths in samples.items()}
         return {"length": length, "seconds": by_name}
 

@@ -113,7 +113,12 @@ def _conditions(sessions: Sequence[Mapping[str, Any]]) -> str:
         )
         + "."
     )
-    if loads and max(loads) > 0.5 * cores:
+    clocks = {session["clock"] for session in sessions}
+    if clocks == {"CPU time"}:
+        lines.append(
+            "**Times are CPU time of the process, not wall time:** the machine was shared, one thread was used."
+        )
+    elif loads and max(loads) > 0.5 * cores:
         lines.append(
             "**The machine was busy with other work.** Modes were interleaved, so that ratios mean something; times in "
             "milliseconds do not."

@@ -64,6 +64,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quality-lookahead", type=parse_lookaheads, default=(0, 4), metavar="0,4")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the process's CPU time in place of wall time: for one thread on a machine that others use too",
+    )
     parser.add_argument("--minutes", type=float, help="stop after this long; the same command then goes on")
     parser.add_argument("--out", type=Path, metavar="DIR", help="what is measured goes there")
     parser.add_argument("--report", type=Path, metavar="DIR", help="measure nothing: report on what is there")
@@ -126,7 +131,7 @@ def run(arguments: argparse.Namespace, journal: Journal) -> None:
     sizes = {name: _sizes(task, arguments) for name, task in tasks.items()}
     models = {target_name: describe_checkpoint(target_folder)}
     models |= {f"{name} (draft)": describe_checkpoint(folder) for name, folder in folders.items() if folder is not None}
-    _check_same(journal, models, {name: task.digest for name, task in tasks.items()}, arguments.seed)
+    _check_same(journal, models, {name: task.digest for name, task in tasks.items()}, arguments)
     label = "".join(f" {name}={value}" for name, value in arguments.options.items())
     plans = {
         backend: list(
@@ -163,6 +168,7 @@ def run(arguments: argparse.Namespace, journal: Journal) -> None:
                 codec=codec,
                 lookaheads=tuple(sorted({*arguments.lookahead, 0})),
                 seed=arguments.seed,
+                clock=time.process_time if arguments.cpu_time else time.perf_counter,
             )
             journal.append(
                 "session",
@@ -170,6 +176,7 @@ def run(arguments: argparse.Namespace, journal: Journal) -> None:
                 models=models,
                 data={name: task.digest for name, task in tasks.items()},
                 seed=arguments.seed,
+                clock=_clock_name(arguments),
                 machine=_machine(),
                 versions=_versions(),
                 threads=_threads(),
@@ -182,6 +189,10 @@ def run(arguments: argparse.Namespace, journal: Journal) -> None:
             _compare_greedy(bench, plan, journal, progress)
     if _is_over(began, arguments.minutes):
         tqdm.write("out of time: the same command goes on from here")
+
+
+def _clock_name(arguments: argparse.Namespace) -> str:
+    return "CPU time" if arguments.cpu_time else "wall time"
 
 
 def _drafter(name: str) -> tuple[str, Path | None]:
@@ -199,8 +210,10 @@ def _sizes(task: Task, arguments: argparse.Namespace) -> Sizes:
     )
 
 
-def _check_same(journal: Journal, models: Mapping[str, Any], data: Mapping[str, str], seed: int) -> None:
-    """Refuse to go on with other weights, prompts or seeds than those that the journal's runs were made with."""
+def _check_same(
+    journal: Journal, models: Mapping[str, Any], data: Mapping[str, str], arguments: argparse.Namespace
+) -> None:
+    """Refuse to go on with other weights, prompts, seeds or clocks than those of the journal's runs."""
     for session in journal.of("session"):
         for name, model in models.items():
             if session["models"].get(name, model)["sha256"] != model["sha256"]:
@@ -208,8 +221,10 @@ def _check_same(journal: Journal, models: Mapping[str, Any], data: Mapping[str, 
         for name, digest in data.items():
             if session["data"].get(name, digest) != digest:
                 raise SystemExit(f"{journal.path} is of other prompts for {name!r}: choose another --out")
-        if session["seed"] != seed:
+        if session["seed"] != arguments.seed:
             raise SystemExit(f"{journal.path} is of the seed {session['seed']}: choose another --out")
+        if session["clock"] != _clock_name(arguments):
+            raise SystemExit(f"{journal.path} is of {session['clock']}: choose another --out")
 
 
 def _is_over(began: float, minutes: float | None) -> bool:

@@ -221,6 +221,7 @@ def test_greedy_texts_that_differ_are_counted_by_verdict():
 
 
 SESSION = {
+    "clock": "wall time",
     "load_average": [0.1, 0.1, 0.1],
     "machine": {"processor": "P", "cores": 2, "cores_allowed": 2, "system": "S", "python": "3"},
     "threads": {"OMP_NUM_THREADS": "2", "torch": None},
@@ -237,6 +238,7 @@ def test_tables_stand_beside_the_papers_and_say_what_is_computed():
     assert "(computed)" in text.split("## Computed")[1]
     assert "busy" not in text
     assert "busy" in tables(analysis, [{**SESSION, "load_average": [5.0, 5.0, 5.0]}])
+    assert "CPU time" in tables(analysis, [{**SESSION, "clock": "CPU time"}])
     assert by_lookahead_table(analysis).count("\n") == 4
 
 
