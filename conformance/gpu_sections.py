@@ -24,7 +24,12 @@ DELTAS = {"float64": 1e-5, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.03}
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
 GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 256}
-GEMMA2 = {"head_dim": 8, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}
+GEMMA2: dict[str, Any] = {
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 5.0,
+}
 GEMMA2 |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
 MAMBA2 = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 8}
 MAMBA2 |= {"n_groups": 1, "expand": 2, "conv_kernel": 4, "chunk_size": 8}
@@ -157,7 +162,7 @@ def families(findings: Findings) -> None:
                 require(max(values.values()) <= allowed, values)
 
 
-@section("torch: mixed devices, dtypes and frameworks", limit=90)
+@section("torch: mixed devices, dtypes and frameworks", limit=150)
 def mixed(findings: Findings) -> None:
     """Put draft and target in different places: the text stays the same."""
     loaded = functools.partial(load, findings=findings, dtype="float64")
@@ -206,7 +211,7 @@ SETTINGS = {
     "top-k and top-p": Sampling(temperature=0.7, top_k=50, top_p=0.9),
     "top-p": Sampling(top_p=0.995),
     "min-p": Sampling(min_p=0.02),
-    "per row": Sampling(temperature=np.array([0.0, 1.0, 0.5, 1.3]), top_k=[None, 40, None, 3]),
+    "per row": Sampling(temperature=[0.0, 1.0, 0.5, 1.3], top_k=[None, 40, None, 3]),
 }
 
 
@@ -248,9 +253,8 @@ def large_vocabulary(findings: Findings) -> None:
                     # The draft's law is the target's of one slot later: some are accepted and some are not.
                     tokens, counts = np.stack(drawn, 1), np.full(4, 4)
                     host = specsampling.verify(Proposal(tokens, counts, laws[:, :4]), laws[:, ::-1], ours)
-                    proposal = Proposal(
-                        *(torch.tensor(x, device=findings.device) for x in (tokens, counts)), there[:, :4]
-                    )
+                    placed = [torch.tensor(x, device=findings.device) for x in (tokens, counts)]
+                    proposal = Proposal(placed[0], placed[1], there[:, :4])
                     verdict = specsampling.verify(proposal, there.flip(1), theirs)
                     verdicts += sum(int((np.asarray(a.cpu()) != b).sum()) for a, b in zip(verdict, host, strict=True))
                 values |= {

@@ -50,7 +50,8 @@ def _states_of(layers: Sequence[Any]) -> list[Any]:
 
 def snapshot_bytes(layers: Sequence[Any], max_rollback: int) -> int:
     """Return the bytes of a row's states and of their snapshots, given layers of one row."""
-    return sum(state[:1].nbytes for state in _states_of(layers)) * (max_rollback + 2)
+    per_state: int = sum(state[:1].nbytes for state in _states_of(layers))
+    return per_state * (max_rollback + 2)
 
 
 class SnapshotStore(RowStore):
