@@ -12,6 +12,10 @@ The modules, in reading order:
     What has to be known of a transformers model before it can be called right.
 ``_model``
     `TorchModel`: the three methods of the contract over all that.
+``_packing``
+    Weights laid out for small blocks on the CPU, and attention that copies no keys.
+``_compile``
+    The whole forward pass as compiled graphs of static shape.
 ``_recurrent``
     Snapshots of recurrent states.
 ``_checkpoint``

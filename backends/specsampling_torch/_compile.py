@@ -167,7 +167,7 @@ class CompiledForward:
             torch.compiler.cudagraph_mark_step_begin()
         try:
             logits = self.graphs[key](block, positions, store.prefixes(span))
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
             why = str(error).strip().partition("\n")[0]
             raise CapabilityError(
                 f"{self._name} cannot be compiled as one graph: {why}; load it without `compile`"

@@ -170,14 +170,14 @@ class TorchModel:
         elif max_rollback is not None:
             raise ValueError(f"`max_rollback` is for recurrent models: {self._name} goes back any number of tokens")
         self._compiled: CompiledForward | None = None
-        if compile:
-            refuse_compilation(self._name, module, is_recurrent=self.max_rollback is not None)
-            self._compiled = CompiledForward(self._name, self._call, self._layers, self._mask_dtype, max_length)
         self.capabilities = Capabilities(dtypes=_DTYPES, select=not compile)
         if not is_proven:
             self._compare_with_own_forward("is outside the tested families")
         elif getattr(module, "is_quantized", False):
             self._compare_with_own_forward("has quantised weights")
+        if compile:
+            refuse_compilation(self._name, module, is_recurrent=self.max_rollback is not None)
+            self._compiled = CompiledForward(self._name, self._call, self._layers, self._mask_dtype, max_length)
 
     @classmethod
     def from_pretrained(

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 __all__ = ["PackedLinear", "can_pack", "group_heads", "packed_copy"]
@@ -134,3 +135,5 @@ def grouped_attention(
 
 
 ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)
+# For whoever calls the module itself: without this, transformers would leave windows and padding out.
+ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPED, sdpa_mask)

@@ -60,6 +60,14 @@ def test_heads_of_a_group_attend_as_further_queries_of_their_keys(build: Any, fa
     torch.testing.assert_close(ragged_logits(grouped), ragged_logits(TorchModel(module)), atol=1e-12, rtol=0)
 
 
+def test_the_packed_module_keeps_its_windows_when_it_is_called_by_itself(build: Any):
+    module = build("Mistral, window 3", "float32")
+    text = torch.arange(10)[None]
+    packed = TorchModel(module, pack_weights=True).module
+    expected = module(input_ids=text, use_cache=False).logits
+    torch.testing.assert_close(packed(input_ids=text, use_cache=False).logits, expected, atol=2e-5, rtol=0)
+
+
 def test_grouped_attention_copies_no_keys(build: Any, monkeypatch: pytest.MonkeyPatch):
     model = TorchModel(build("Llama", "float32"), pack_weights=True)
     attend, addresses = torch.nn.functional.scaled_dot_product_attention, []
