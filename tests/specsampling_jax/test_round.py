@@ -202,15 +202,25 @@ def test_rows_past_the_drafts_context_propose_nothing(folder: Callable[..., Path
     assert result.stats.proposed == expected.stats.proposed
 
 
-def call(target: JaxModel, drafter: Any, capacity: int, held: int, length: int, **options: Any) -> Any:
+def call(
+    target: JaxModel,
+    drafter: Any,
+    capacity: int,
+    held: int,
+    length: int,
+    *,
+    draft_capacity: int = 16,
+    lookahead: int = 2,
+    **options: Any,
+) -> Any:
     cache = target.init_cache(1, capacity)
     _, cache = target.score(cache, np.ones((1, held), int), num_logits=0)
-    state = None if drafter is None else drafter.init(1, capacity)
+    state = None if drafter is None else drafter.init(1, draft_capacity)
     tokens = np.ones((1, max(length, 8)), np.int32)
-    run = target.compile_round(drafter, Sampling(), 2)
+    run = target.compile_round(drafter, Sampling(), lookahead)
     return run(
         target, drafter, RoundCarry(cache, state, None), Context(tokens, np.array([length])), np.array([5]), None,
-        CounterSource(0).begin_round([0], [0], 2), lookahead=2, sampling=Sampling(), **options,
+        CounterSource(0).begin_round([0], [0], lookahead), lookahead=lookahead, sampling=Sampling(), **options,
     )  # fmt: skip
 
 
@@ -220,9 +230,10 @@ def test_a_round_that_the_caches_cannot_hold_is_refused(pair: Any):  # fault #18
         call(target, PromptLookup(), 8, held=2, length=4)
     with pytest.raises(CacheError, match="row 0 of the target's cache needs room for 6 tokens .* capacity is 5"):
         call(target, PromptLookup(), 5, held=3, length=4)
-    drafter = ModelDrafter(draft)
-    with pytest.raises(CacheError):
-        call(target, drafter, 4, held=3, length=4)
+    with pytest.raises(CacheError, match="row 0 of the draft's cache needs room for 5 tokens .* capacity is 4"):
+        call(target, ModelDrafter(draft), 16, held=3, length=4, draft_capacity=4, lookahead=1)
+    with pytest.raises(CacheError, match="row 0 of the draft's cache needs room for 6 tokens .* capacity is 5"):
+        call(target, ModelDrafter(draft), 16, held=3, length=4, draft_capacity=5, lookahead=3)
 
 
 def test_what_a_trace_cannot_do_is_refused(pair: Any):
