@@ -188,3 +188,15 @@ def test_a_model_of_bytes_needs_no_tokenizer():
     result = generator.generate("ROMEO: ", max_new_tokens=24, seed=5)
     assert "".join(event.text for event in generator.stream("ROMEO: ", max_new_tokens=24, seed=5)) == result.texts[0]
     assert result.texts[0].encode() == bytes(result.tokens[0])
+
+
+def test_of_two_stop_strings_in_one_token_the_first_in_the_text_wins(tokenizer: Any):  # fault #92
+    text = "of the end of the end"
+    longest = tokenizer.decode([max(tokenizer(text).input_ids, key=lambda token: len(tokenizer.decode([token])))])
+    assert len(longest) > 3
+    generator = TextGenerator(reciting(tokenizer, "x", text), None, tokenizer)
+    stops = [longest[2], longest[1]]
+    expected = min((text[: text.index(stop) + 1] for stop in stops), key=len)
+    at = text.index(longest)
+    assert len(expected) <= at + 2
+    assert generator.generate("x", sampling=GREEDY, stop=stops).texts == [expected]
