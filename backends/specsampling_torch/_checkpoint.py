@@ -1,6 +1,8 @@
 """Load a module through transformers: safetensors only, every weight accounted for, no code that was not asked for."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def load_module(
         raise ValueError(
             "`device` cannot be combined with `device_map`, `tp_plan` or `distributed_config`, which place the weights"
         )
-    target = None if is_placed else torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = None if is_placed else _device(device)
     for_config = {key: hf_kwargs[key] for key in ("trust_remote_code", "revision", "token") if key in hf_kwargs}
     config = transformers.AutoConfig.from_pretrained(name, **for_config)
     refuse_config(config)
@@ -52,9 +54,10 @@ def load_module(
     if dtype == "float64" and _has_experts(config):
         options.setdefault("experts_implementation", "eager")  # the fused kernels know no float64
     try:
-        module, report = transformers.AutoModelForCausalLM.from_pretrained(
-            name, dtype=getattr(torch, dtype), output_loading_info=True, **options
-        )
+        with _quiet():
+            module, report = transformers.AutoModelForCausalLM.from_pretrained(
+                name, dtype=getattr(torch, dtype), output_loading_info=True, **options
+            )
     except RuntimeError as error:
         if "mismatched" not in str(error):
             raise
@@ -68,6 +71,31 @@ def load_module(
     if target is not None and not getattr(module, "is_quantized", False):
         module.to(target)
     return module.eval()
+
+
+def _device(name: str | None) -> torch.device:
+    """Return the device named, or the one there is; one that is not there is refused before anything is loaded."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch built without CUDA
+        raise ValueError(f"`device` must name a device of this PyTorch, got {name!r}: {error}") from error
+    return device
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep progress bars to those who asked for them: a library and a command line print nothing of their own."""
+    logging = transformers.utils.logging
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
 
 
 def _has_experts(config: Any) -> bool:

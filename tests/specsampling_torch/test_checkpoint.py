@@ -91,12 +91,20 @@ def test_experts_in_float64_are_computed_eagerly(tmp_path: Path, build: Any):
         ({"dtype": "int8"}, ValueError, "`dtype` must be one of float32, .*, got 'int8'"),
         ({"device": "cpu", "device_map": "cpu"}, ValueError, "cannot be combined with `device_map`"),
         ({"nonsense": 1}, TypeError, "nonsense"),
+        ({"device": "bogus"}, ValueError, "`device` must name a device of this PyTorch, got 'bogus': "),
+        ({"device": "cuda:99"}, ValueError, "`device` must name a device of this PyTorch, got 'cuda:99': "),
         ({"max_rollback": 2, "device": "cpu"}, ValueError, "is for recurrent models"),
     ],
 )
 def test_wrong_options_are_refused(checkpoint: Path, options: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         load(checkpoint, **options)
+
+
+def test_loading_prints_nothing(checkpoint: Path, capfd: pytest.CaptureFixture[str]):
+    load(checkpoint, device="cpu")
+    assert capfd.readouterr() == ("", "")
+    assert transformers.utils.logging.is_progress_bar_enabled()
 
 
 def test_a_missing_directory_is_named(tmp_path: Path):
