@@ -33,6 +33,7 @@ PACKAGES = (
     "specsampling",
     "specsampling_jax",
     "specsampling_numpy",
+    "specsampling_onnxruntime",
     "specsampling_torch",
     "specsampling_conformance",
 )
@@ -49,10 +50,15 @@ FRAMEWORKS = {
         ),
     ),
     "jax": (("jax",), ("specsampling", "specsampling_jax")),
+    "onnxruntime": (
+        # What makes other people's graphs for the tests, besides what reads them.
+        ("onnx", "onnxruntime", "onnxruntime-genai", "onnxscript", "torch", "transformers"),
+        ("specsampling_onnxruntime",),
+    ),
 }
 
 # Backends that the conformance suite certifies: those with an entry point.
-BACKENDS = ("numpy", "torch", "jax")
+BACKENDS = ("numpy", "torch", "jax", "onnxruntime")
 
 # Projects of third parties, complete, in conformance/template.
 TEMPLATES = ("smallest", "recurrent")
