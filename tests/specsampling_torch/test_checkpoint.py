@@ -101,10 +101,19 @@ def test_wrong_options_are_refused(checkpoint: Path, options: Any, error: type[E
         load(checkpoint, **options)
 
 
-def test_loading_prints_nothing(checkpoint: Path, capfd: pytest.CaptureFixture[str]):
-    load(checkpoint, device="cpu")
-    assert capfd.readouterr() == ("", "")
-    assert transformers.utils.logging.is_progress_bar_enabled()
+@pytest.mark.parametrize("setting", [True, False])
+def test_loading_prints_nothing_and_leaves_progress_bars_as_they_were(
+    checkpoint: Path, capfd: pytest.CaptureFixture[str], setting: bool
+):
+    logging = transformers.utils.logging
+    was_on = logging.is_progress_bar_enabled()
+    (logging.enable_progress_bar if setting else logging.disable_progress_bar)()
+    try:
+        load(checkpoint, device="cpu")
+        assert capfd.readouterr() == ("", "")
+        assert logging.is_progress_bar_enabled() == setting
+    finally:
+        (logging.enable_progress_bar if was_on else logging.disable_progress_bar)()
 
 
 def test_a_missing_directory_is_named(tmp_path: Path):
