@@ -87,6 +87,18 @@ def test_compiled_rounds_give_the_tokens_of_eager_ones_and_of_numpy(pair: Any, n
             assert getattr(compiled.stats, name) == getattr(eager.stats, name), name
 
 
+@pytest.mark.parametrize("drafter", ["model", "numpy model"])
+def test_the_drafts_own_settings_and_calls_reach_the_compiled_round(pair: Any, numpy_pair: Any, drafter: str):
+    draft = pair[1] if drafter == "model" else numpy_pair[1]
+    options: dict[str, Any] = {"max_new_tokens": 8, "lookahead": 2, "draft_sampling": Sampling(temperature=0.0)}
+    compiled = generate(pair[0], draft, PROMPTS, **options)
+    expected = generate(*numpy_pair, PROMPTS, **options)
+    assert compiled.tokens == expected.tokens
+    assert compiled.stats.accepted == expected.stats.accepted
+    # The block of a compiled round is two wide, so prompts are fed before: one call more.
+    assert compiled.stats.draft_calls == 2 * compiled.stats.rounds + (drafter == "model")
+
+
 def test_a_numpy_target_takes_a_jax_draft(pair: Any, numpy_pair: Any):
     options: dict[str, Any] = {"max_new_tokens": 8, "lookahead": 2, "seed": 3}
     mixed = generate(numpy_pair[0], pair[1], PROMPTS, **options)
