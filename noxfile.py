@@ -235,7 +235,7 @@ def docs(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run docs/examples and the docstrings of adapters with every framework, and hold the site to what adapters say."""
     adapters = [name for name in BACKENDS if name in EXTRAS]
-    install_wheel(session, extras=",".join(["conformance", *adapters]), groups=("docs",))
+    install_wheel(session, "array-api-strict", extras=",".join(["conformance", *adapters]), groups=("docs",))
     pytest(session, "--doctest-modules", "--pyargs", *(f"specsampling_{name}" for name in adapters))
-    pages = ("test_examples.py", "test_signatures.py", "test_capabilities.py")
-    pytest(session, *(str(ROOT / "tests" / "docs" / page) for page in pages))
+    tests = ("test_examples.py", "test_pages.py", "test_signatures.py", "test_capabilities.py")
+    pytest(session, *(str(ROOT / "tests" / "docs" / test) for test in tests))
