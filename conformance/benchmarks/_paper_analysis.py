@@ -126,7 +126,7 @@ def analyse(entries: Iterable[Mapping[str, Any]], profiles: Sequence[Profile] = 
             if run["key"]["study"] == study:
                 groups.setdefault(tuple(run["key"][name] for name in names), []).append(run)
         for group, members in groups.items():
-            place = dict(zip(names, group, strict=True))
+            place: dict[str, Any] = dict(zip(names, group, strict=True))
             if study == "speed":
                 own_calls = [call for call in calls if all(call["key"][name] == place[name] for name in names[:3])]
                 found[study] += _speed(place, members, own_calls, profiles)

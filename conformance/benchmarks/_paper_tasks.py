@@ -226,14 +226,19 @@ def _code(path: Path, codec: Codec) -> Task:
 
     def score(prompt: Prompt, text: Text) -> float:
         problem = prompt.reference
-        parts = problem["prompt"] + cut(text.text, _CODE_STOPS), problem["test"], f"check({problem['entry_point']})"
+        parts = (
+            problem["prompt"].strip() + cut(text.text, _CODE_STOPS),
+            problem["test"],
+            f"check({problem['entry_point']})",
+        )
         return float(passes("\n\n".join(parts)))
 
+    # Tokenizers put a line's end and its indentation into one token: a prompt that ends with a line cuts that in two.
     return Task(
         name="code",
         metric="problems solved, of one try each",
         more_is_better=True,
-        prompts=[Prompt(codec.encode(problem["prompt"]), problem) for problem in problems],
+        prompts=[Prompt(codec.encode(problem["prompt"].strip()), problem) for problem in problems],
         score=score,
         stops=_CODE_STOPS,
         digest=hashlib.sha256(content).hexdigest(),

@@ -1,5 +1,6 @@
 """The parts of ``conformance/benchmarks/paper.py`` that can be right or wrong: statistics, journal, tables, sandbox."""
 
+import gzip
 import json
 import math
 import socket
@@ -16,11 +17,11 @@ import specsampling
 sys.path.append(str(Path(__file__).parents[2] / "conformance" / "benchmarks"))
 
 from _paper_analysis import Profile, analyse, parse_profile, predict
-from _paper_journal import CallsStep, Journal, RunKey, Sizes, make_plan, parse_lookaheads
+from _paper_journal import CallsStep, Journal, RunKey, Sizes, kind_and_key, make_plan, parse_lookaheads
 from _paper_sandbox import isolation, passes
 from _paper_statistics import bootstrap_mean, bootstrap_timings, swap_test
 from _paper_tables import by_lookahead_table, tables
-from _paper_tasks import ByteCodec, load_tasks, num_kept
+from _paper_tasks import ByteCodec, Text, load_tasks, num_kept
 
 PAPER = Path(__file__).parents[2] / "conformance" / "benchmarks" / "paper.py"
 
@@ -305,8 +306,6 @@ def test_lookaheads_are_read_as_they_are_written():
 def test_journal_drops_the_line_that_a_kill_cut_off(tmp_path):
     first, second = plan()[1:3]
     journal = Journal(tmp_path / "journal.jsonl")
-    from _paper_journal import kind_and_key
-
     for step in (first, second):
         kind, where = kind_and_key(step)
         journal.append(kind, where, tokens=[1, 2])
@@ -371,9 +370,22 @@ def test_prompts_of_the_text_task_are_held_out(tmp_path):
     (tmp_path / "tinyshakespeare.txt").write_bytes(b"a" * 9000 + b"b" * 1000)
     task = load_tasks(["text"], tmp_path, ByteCodec())["text"]
     assert {token for prompt in task.prompts for token in prompt.ids} == {ord("b")}
-    from _paper_tasks import Text
-
     assert task.score(task.prompts[0], Text([1, 2], [math.log(0.5), math.log(0.25)], "ab")) == pytest.approx(1.5)
+
+
+def test_code_is_scored_by_running_the_tests_on_prompt_and_completion(tmp_path):
+    problem = {
+        "prompt": '\ndef double(x):\n    """Return twice x."""\n',
+        "test": "def check(candidate):\n    assert candidate(2) == 4",
+        "entry_point": "double",
+    }
+    with gzip.open(tmp_path / "HumanEval.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write(json.dumps(problem) + "\n")
+    task = load_tasks(["code"], tmp_path, ByteCodec())["code"]
+    (prompt,) = task.prompts
+    assert bytes(prompt.ids).endswith(b'twice x."""')
+    assert task.score(prompt, Text([], [], "\n    return 2 * x\n\ndef more(:")) == 1.0
+    assert task.score(prompt, Text([], [], "\n    return 3 * x")) == 0.0
 
 
 def test_sandbox_tells_programs_that_end_well_from_others():
