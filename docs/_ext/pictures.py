@@ -155,7 +155,7 @@ def draw_round(colours: dict[str, str]) -> plt.Figure:
 
 def _token(axes: plt.Axes, x: float, y: float, token: int, colour: str) -> None:
     box = {"boxstyle": "round,pad=0.35", "facecolor": "none", "edgecolor": colour, "linewidth": 1.4}
-    axes.text(x, y, shown(token), ha="center", va="center", color=colour, bbox=box, family="monospace", fontsize=14)
+    axes.text(x, y, shown(token), ha="center", va="center", color=colour, bbox=box, family="monospace", fontsize=17)
 
 
 def draw_overlap(colours: dict[str, str]) -> plt.Figure:
@@ -191,6 +191,7 @@ def draw_speedup(colours: dict[str, str]) -> plt.Figure:
     figure, panels = plt.subplots(1, 2, figsize=(5.6, 3.4), sharey=True)
     lookaheads = range(13)
     for axes, draft_cost in zip(panels, (0.05, 0.2), strict=True):
+        lowest = 0.0
         for shade, acceptance in zip((0.4, 0.55, 0.7, 0.85, 1.0), (0.5, 0.6, 0.7, 0.8, 0.9), strict=True):
             gains = [
                 specsampling.expected_speedup(acceptance, k, draft_cost=draft_cost if k else 0, block_cost=1 + 0.02 * k)
@@ -199,7 +200,9 @@ def draw_speedup(colours: dict[str, str]) -> plt.Figure:
             axes.plot(lookaheads, gains, color=colours["target"], alpha=shade)
             best = int(np.argmax(gains))
             axes.plot(best, gains[best], "o", color=colours["draft"], markersize=5)
-            axes.annotate(f"{acceptance:.1f}", (12.2, gains[-1]), color=colours["text"], va="center", fontsize=9)
+            # Names of curves that end close together are moved apart.
+            lowest = max(gains[-1], lowest + 0.17)
+            axes.text(12.2, lowest, f"{acceptance:.1f}", color=colours["text"], va="center", fontsize=9)
         axes.axhline(1, color=colours["faint"], linewidth=0.8, linestyle="--")
         axes.set_title(f"a draft step costs {draft_cost:g}", color=colours["text"], fontsize=10)
         axes.set_xlabel("lookahead K")
@@ -244,7 +247,7 @@ def write_picture(name: str, folder: Path) -> dict[str, Path]:
     for theme, colours in THEMES.items():
         settings = {
             "svg.hashsalt": name,  # the same picture gives the same file
-            "font.size": 10,
+            "font.size": 13 if name == "round" else 10,  # few words, which a phone shall show as well
             "figure.constrained_layout.use": True,
             "axes.spines.top": False,
             "axes.spines.right": False,
