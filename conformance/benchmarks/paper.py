@@ -293,15 +293,16 @@ def report(journal: Journal, into: Path, profiles: Sequence[Profile]) -> None:
     if not sessions:
         raise SystemExit(f"{journal.path} is empty: nothing was measured")
     analysis = analyse(journal.entries, profiles)
-    left_out = ("kind", "tokens", "logprobs", "text")  # those stay in the journal; digests tell texts apart
-    measured = {
-        f"{kind}s" if kind != "calls" else kind: [
-            {name: value for name, value in entry.items() if name not in left_out} for entry in journal.of(kind)
-        ]
-        for kind in ("session", "run", "calls", "greedy")
+    results = {
+        "format": 1,
+        "profiles": [profile._asdict() for profile in profiles],
+        "analysis": analysis,
+        "sessions": [_without(entry, "kind", "key") for entry in sessions],
+        "runs": _as_table(journal.of("run")),
+        "calls": [_without(entry, "kind") for entry in journal.of("calls")],
+        "greedy_texts_that_differ": [_without(entry, "kind") for entry in journal.of("greedy")],
     }
-    results = {"format": 1, "profiles": [profile._asdict() for profile in profiles], "analysis": analysis, **measured}
-    (into / "results.json").write_text(_one_entry_a_line(results), encoding="utf-8")
+    (into / "results.json").write_text(_one_entry_a_line(results) + "\n", encoding="utf-8")
     (into / "table.md").write_text(tables(analysis, sessions), encoding="utf-8")
     if analysis["speed"]:
         (into / "by-lookahead.md").write_text(by_lookahead_table(analysis), encoding="utf-8")
@@ -309,15 +310,33 @@ def report(journal: Journal, into: Path, profiles: Sequence[Profile]) -> None:
         draw_acceptance(analysis["speed"], into / "acceptance.svg")
 
 
-def _one_entry_a_line(results: Mapping[str, Any]) -> str:
-    parts = []
-    for name, value in results.items():
-        if isinstance(value, list) and value:
-            lines = ",\n  ".join(json.dumps(entry) for entry in value)
-            parts.append(f"{json.dumps(name)}: [\n  {lines}\n ]")
-        else:
-            parts.append(f"{json.dumps(name)}: {json.dumps(value)}")
-    return "{\n " + ",\n ".join(parts) + "\n}\n"
+def _without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name not in names}
+
+
+def _as_table(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return runs as names of columns and rows of values; texts stay in the journal, digests tell them apart."""
+    flat = []
+    for run in runs:
+        entry = {**run["key"], **_without(run, "kind", "key", "tokens", "logprobs", "text", "phases")}
+        flat.append(entry | {f"{phase}_phase_seconds": seconds for phase, seconds in run["phases"].items()})
+    columns = list(dict.fromkeys(name for entry in flat for name in entry))
+
+    def short(value: Any) -> Any:
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    return {"columns": columns, "rows": [[short(entry.get(name)) for name in columns] for entry in flat]}
+
+
+def _one_entry_a_line(value: Any, depth: int = 0) -> str:
+    """Return JSON with a line for each member down to the second level, so that versions can be compared."""
+    margin = "\n" + " " * (depth + 1)
+    if depth < 3 and isinstance(value, dict) and value:
+        members = [f"{json.dumps(name)}: {_one_entry_a_line(member, depth + 1)}" for name, member in value.items()]
+        return "{" + margin + f",{margin}".join(members) + "\n" + " " * depth + "}"
+    if depth < 3 and isinstance(value, list) and value and isinstance(value[0], list | dict):
+        return "[" + margin + f",{margin}".join(map(json.dumps, value)) + "\n" + " " * depth + "]"
+    return json.dumps(value)
 
 
 def main(command: Sequence[str] | None = None) -> None:

@@ -348,7 +348,7 @@ def test_run_that_was_killed_goes_on_to_the_same_results(tmp_path):
     assert 3 <= len(before) < len(after) == 2 * 2 * 2 + 3 * 2
     assert after[: len(before)] == before
     assert sorted(after) == sorted(results("whole"))
-    assert len(json.loads((tmp_path / "killed" / "results.json").read_text())["runs"]) == len(after)
+    assert len(json.loads((tmp_path / "killed" / "results.json").read_text())["runs"]["rows"]) == len(after)
     other = subprocess.run([*command("killed"), "--seed", "1"], capture_output=True, text=True, check=False)
     assert other.returncode != 0
     assert "of the seed 0" in other.stderr
