@@ -194,7 +194,7 @@ def _summarization(path: Path, codec: Codec) -> Task:
 
     scorer = RougeScorer(["rouge2"], use_stemmer=True)
 
-    def rouge(reference: str, text: str) -> float:
+    def bigram_overlap(reference: str, text: str) -> float:
         return 100 * float(scorer.score(reference, text)["rouge2"].fmeasure)
 
     content = path.read_bytes()
@@ -209,8 +209,10 @@ def _summarization(path: Path, codec: Codec) -> Task:
         metric="ROUGE-2 (F, times 100)",
         more_is_better=True,
         prompts=prompts,
-        score=lambda prompt, text: rouge(prompt.reference["summary"], text.text),
-        trivial=lambda prompt: rouge(prompt.reference["summary"], _first_sentences(prompt.reference["article"], 3)),
+        score=lambda prompt, text: bigram_overlap(prompt.reference["summary"], text.text),
+        trivial=lambda prompt: bigram_overlap(
+            prompt.reference["summary"], _first_sentences(prompt.reference["article"], 3)
+        ),
         digest=hashlib.sha256(content).hexdigest(),
     )
 
