@@ -208,9 +208,17 @@ class _Decoder:
         graph, config = self.graph, self.config
         prefix = f"model.layers.{layer}."
         normalised = self._norm(x, f"{prefix}post_attention_layernorm.weight")
-        gate, up = (self._linear(normalised, f"{prefix}mlp.{name}_proj", config.mlp_bias) for name in ("gate", "up"))
+        # One product rather than two: a block of five tokens was the cheaper by a twentieth.
+        weight = self._stacked(f"{prefix}mlp", ("gate", "up"), "weight")
+        bias = self._stacked(f"{prefix}mlp", ("gate", "up"), "bias") if config.mlp_bias else None
+        both = add_product(graph, normalised, f"{prefix}gate_up", weight, bias, bits=self.bits)
+        inner = config.intermediate_size
+        gate, up = graph.add_split("Split", both, graph.constant([inner, inner]), outputs=2, axis=-1)
         silu = graph.add("Mul", gate, graph.add("Sigmoid", gate))
         return graph.add("Add", x, self._linear(graph.add("Mul", silu, up), f"{prefix}mlp.down_proj", config.mlp_bias))
+
+    def _stacked(self, prefix: str, names: tuple[str, ...], kind: str) -> NDArray[Any]:
+        return np.concatenate([self._tensor(f"{prefix}.{name}_proj.{kind}") for name in names])
 
     def _linear(self, x: str, name: str, has_bias: bool) -> str:
         bias = self._tensor(f"{name}.bias") if has_bias else None
