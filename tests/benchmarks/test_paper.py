@@ -117,6 +117,12 @@ def test_swap_test_sees_a_shift_of_the_mean_and_a_change_of_spread():
     assert wider.p_distance < 0.01
 
 
+def test_swap_test_is_two_sided():
+    found = swap_test([[0.0], [0.0]], [[1.0], [1.0]], swaps=4000)  # two of the four ways to swap are as different
+    assert found.p_mean == pytest.approx(0.5, abs=0.05)  # by a fixed seed
+    assert found.p_distance == pytest.approx(0.5, abs=0.05)
+
+
 def test_equal_numbers_are_no_distance_apart():
     assert swap_test([[0.0, 0.0], [0.0]], [[0.0], [0.0, 0.0]], swaps=10).distance == 0.0
 
