@@ -233,13 +233,17 @@ def _at_least_single(logits: Array) -> tuple[Any, Array]:
 
 def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
     ids = xp.arange(logits.shape[-1], device=device(logits))
-    chosen = xp.astype(xp.argmax(logits, axis=-1, keepdims=True) == ids, logits.dtype)
-    return xp.where(_has_law(xp, logits, peak), chosen, xp.full_like(chosen, math.nan))
+    # One pass over V: what is chosen among has one entry per row.
+    one = xp.where(_has_law(xp, logits, peak), xp.ones_like(peak), xp.full_like(peak, math.nan))
+    return xp.where(xp.argmax(logits, axis=-1, keepdims=True) == ids, one, one - 1)
 
 
 def _has_law(xp: Any, logits: Array, peak: Array) -> Array:
+    has_law = xp.isfinite(peak)
+    if isinstance(logits, np.ndarray) or is_torch_namespace(xp):
+        return has_law
     # NaN is looked for by itself because XLA's maximum over a long row can miss it.
-    return xp.isfinite(peak) & ~xp.any(xp.isnan(logits), axis=-1, keepdims=True)
+    return has_law & ~xp.any(xp.isnan(logits), axis=-1, keepdims=True)
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {

@@ -10,11 +10,12 @@ these are rounded, so that a threshold among them would keep too much; and ties 
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
-from array_api_compat import is_jax_array, is_torch_array
+from array_api_compat import is_jax_array, is_jax_namespace, is_torch_array
 
 from specsampling._arrays import device, namespace
 from specsampling._categorical import block_sums, num_blocks
@@ -241,6 +242,14 @@ def _by_growing_top(
             ordered = torch.sort(logits, axis=-1, descending=True)
 
 
+def _repeat(xp: Any, times: int, step: Callable[..., Any], values: Any) -> Any:
+    if is_jax_namespace(xp):  # its own loop: XLA would take seconds to compile so many copies of a step
+        return sys.modules["jax"].lax.fori_loop(0, times, lambda _, values: step(*values), values)
+    for _ in range(times):
+        values = step(*values)
+    return values
+
+
 def _bisect(logits: Array, weights: Array, top_k: Any, top_p: Any) -> Array:
     """Bisect over bit patterns, which order as the floats do: a pass over V per bit finds the edge exactly."""
     xp = namespace(logits)
@@ -254,10 +263,13 @@ def _bisect(logits: Array, weights: Array, top_k: Any, top_p: Any) -> Array:
     def search(low: Array, enough: Callable[[Array], Array]) -> Array:
         """Return the highest float of which `enough` holds; it holds of `low`, and of all below any it holds of."""
         low, high = flip(low.view(integer)), flip(xp.max(logits, axis=-1, keepdims=True).view(integer))
-        for _ in range(num_bits):  # unrolled: a compiler fuses each step into one pass
+
+        def halve(low: Array, high: Array) -> tuple[Array, Array]:
             middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and the sum would overflow
             holds = enough(flip(middle).view(logits.dtype))
-            low, high = xp.where(holds, middle, low), xp.where(holds, high, middle - 1)
+            return xp.where(holds, middle, low), xp.where(holds, high, middle - 1)
+
+        low, _ = _repeat(xp, num_bits, halve, (low, high))
         return flip(low).view(logits.dtype)
 
     lowest = xp.full_like(logits[..., :1], -math.inf)
