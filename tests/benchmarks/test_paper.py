@@ -17,6 +17,7 @@ import specsampling
 sys.path.append(str(Path(__file__).parents[2] / "conformance" / "benchmarks"))
 
 from _paper_analysis import Profile, analyse, parse_profile, predict
+from _paper_bench import Bench
 from _paper_journal import CallsStep, Journal, RunKey, Sizes, kind_and_key, make_plan, parse_lookaheads
 from _paper_sandbox import isolation, passes
 from _paper_statistics import bootstrap_mean, bootstrap_timings, swap_test
@@ -358,6 +359,48 @@ def test_run_that_was_killed_goes_on_to_the_same_results(tmp_path):
     other = subprocess.run([*command("killed"), "--seed", "1"], capture_output=True, text=True, check=False)
     assert other.returncode != 0
     assert "of the seed 0" in other.stderr
+
+
+# --- models
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "tinyshakespeare.txt").write_bytes(b"To be, or not to be, that is the question. " * 100)
+    target, draft = (specsampling.load_model("numpy", specsampling.bundled(name)) for name in ("target", "draft"))
+    return Bench(
+        target=target,
+        drafters={"d": draft, "lookup": specsampling.PromptLookup()},
+        tasks=load_tasks(["text"], folder, ByteCodec()),
+        codec=ByteCodec(),
+        lookaheads=(0, 2),
+        seed=0,
+    )
+
+
+def test_run_reports_the_text_that_was_asked_for(bench):
+    plain = bench.run(RunKey(**key(study="quality", max_new_tokens=9)))
+    drafted = bench.run(RunKey(**key(study="quality", max_new_tokens=9, drafter="d", lookahead=2)))
+    assert plain["tokens"] == drafted["tokens"]
+    assert (plain["rounds"], plain["decoded"], plain["emitted"]) == (9, 8, 9)
+    assert drafted["rounds"] == drafted["emitted"] - drafted["accepted"] < 9
+    assert plain["score"] == pytest.approx(drafted["score"], rel=1e-4)
+
+
+def test_calls_are_timed_for_the_target_at_every_width_and_for_draft_models(bench):
+    timed = bench.time_calls(CallsStep("numpy", "t", "text", 0), 9)
+    assert {name: set(widths) for name, widths in timed["seconds"].items()} == {"target": {"1", "3"}, "d": {"1"}}
+    assert timed["length"] == 64 + 4
+
+
+def test_greedy_text_with_a_wrong_token_is_a_bug_where_it_differs(bench):
+    plain = bench.run(RunKey(**key(max_new_tokens=6)))["tokens"]
+    other = [*plain[:3], (plain[3] + 1) % 256, *plain[4:]]
+    found = bench.compare_greedy("text", 0, plain, other)
+    assert found["first_difference"] == 3
+    assert (found["plain"]["verdict"], found["other"]["verdict"]) == ("equal", "bug")
+    assert found["other"]["margin"] > found["other"]["tolerance"]
 
 
 # --- tasks and sandbox
