@@ -10,7 +10,7 @@ from specsampling import Array, Context, RoundOutput
 
 from ._checks import on_host
 
-__all__ = ["WIDTH", "Numbers", "Rows", "pack", "pack_rows", "unpack", "unpack_rows", "wide"]
+__all__ = ["Numbers", "Rows", "WIDTH", "pack", "pack_rows", "unpack", "unpack_rows", "wide"]
 
 WIDTH = 2
 """Tokens of each row's text that go in: a draft lacks one or, after a fully accepted block, two."""

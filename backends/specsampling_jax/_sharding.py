@@ -9,7 +9,9 @@ from jax.sharding import Mesh, NamedSharding
 from specsampling_numpy import LlamaConfig
 
 __all__ = [
+    "Spec",
     "cache_sharding",
+    "check_divides",
     "checked_mesh",
     "constrained",
     "devices_of",

@@ -20,7 +20,7 @@ from ._cache import KeyValueShape, RowStore
 from ._checks import Ints
 from ._masks import Visibility
 
-__all__ = ["CompiledForward", "bucket", "refuse_compilation"]
+__all__ = ["BACKEND", "CompiledForward", "SHORTEST_BUCKET", "WIDEST_BLOCK", "bucket", "refuse_compilation"]
 
 BACKEND = "inductor"
 SHORTEST_BUCKET = 128

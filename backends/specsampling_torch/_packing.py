@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-__all__ = ["PackedLinear", "can_pack", "group_heads", "packed_copy"]
+__all__ = ["GROUPED", "PackedLinear", "can_pack", "group_heads", "grouped_attention", "packed_copy"]
 
 GROUPED = "specsampling_grouped"
 

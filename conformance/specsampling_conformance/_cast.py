@@ -23,6 +23,7 @@ from specsampling_conformance._wrappers import EagerModel, masked
 
 __all__ = [
     "Cast",
+    "Difference",
     "EXACT",
     "PAIRS",
     "Pair",

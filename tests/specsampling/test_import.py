@@ -16,9 +16,12 @@ import specsampling
 # Found without being imported: an adapter whose framework is missing is still read.
 PACKAGES = {
     name: Path(importlib.util.find_spec(name).submodule_search_locations[0])
-    for name in ("specsampling", *(f"specsampling_{name}" for name in ("numpy", "torch", "jax", "conformance")))
+    for name in (
+        "specsampling",
+        *(f"specsampling_{name}" for name in ("numpy", "torch", "jax", "onnxruntime", "conformance")),
+    )
 }
-NEEDS = {"specsampling_torch": "torch", "specsampling_jax": "jax"}
+NEEDS = {f"specsampling_{name}": name for name in ("torch", "jax", "onnxruntime")}
 
 # The names of DESIGN's contract, written down once more: one that goes missing is a broken promise.
 CONTRACT = """
