@@ -16,9 +16,9 @@ nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-# What plain `nox` runs. PyTorch and JAX are young here: their `tests` and `conformance`, `coverage`, which sums up over
-# them, `meta` and `template` run by name until they join this list.
-nox.options.sessions = ["lint", "typing", "wheel", "tests(numpy)", "conformance(numpy)", "docs"]
+nox.options.sessions = [
+    *("lint", "typing", "wheel", "tests", "coverage", "conformance", "docs", "examples", "template", "meta"),
+]
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
@@ -49,7 +49,7 @@ FRAMEWORKS = {
             "specsampling_conformance/test_audit_transformers.py",
         ),
     ),
-    "jax": (("jax",), ("specsampling", "specsampling_jax")),
+    "jax": (("jax", "equinox"), ("specsampling", "specsampling_jax")),  # the page of JAX wraps a module of the latter
     "onnxruntime": (
         # What makes other people's graphs for the tests, besides what reads them.
         ("onnx", "onnxruntime", "onnxruntime-genai", "onnxscript", "torch", "transformers"),
