@@ -14,7 +14,7 @@ from specsampling import CapabilityError
 from ._checks import Ints
 from ._graph import GraphWriter
 
-__all__ = ["FRAMEWORKS", "Device", "as_array"]
+__all__ = ["Device", "FRAMEWORKS", "as_array"]
 
 FRAMEWORKS = ("numpy", "torch", "cupy", "jax")
 """Where logits may go."""

@@ -8,7 +8,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["CONTRIBUTED", "OPSET", "GraphWriter", "element_type"]
+__all__ = ["CONTRIBUTED", "GraphWriter", "OPSET", "element_type"]
 
 OPSET = 24
 """The first operator set with TensorScatter."""

@@ -13,7 +13,7 @@ from specsampling import CapabilityError
 
 from ._build import LAYOUT_KEY, LAYOUT_VERSION, MAX_LENGTH_KEY
 
-__all__ = ["IN_PLACE", "NO_CACHE", "PAST_AND_PRESENT", "SHARED_BUFFER", "CacheTensor", "Layout", "read_layout"]
+__all__ = ["CacheTensor", "IN_PLACE", "Layout", "NO_CACHE", "PAST_AND_PRESENT", "SHARED_BUFFER", "read_layout"]
 
 IN_PLACE = "in place"
 """That of `build` and `export`: a block is written at each row's length."""

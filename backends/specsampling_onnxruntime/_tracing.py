@@ -28,6 +28,8 @@ class _ScatterLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     is_compileable = True
     supports_early_init = False
+    keys: Any
+    values: Any
 
     def __init__(self, keys: Any, values: Any, past_lengths: Any) -> None:
         super().__init__()
@@ -77,7 +79,7 @@ class _Step(torch.nn.Module):  # type: ignore[misc]
         self.module, self._model = module, model
 
     def forward(self, input_ids: Any, past_lengths: Any, logit_positions: Any, *buffers: Any) -> tuple[Any, ...]:
-        layers = [
+        layers: list[Any] = [
             _ScatterLayer(keys, values, past_lengths) for keys, values in zip(buffers[::2], buffers[1::2], strict=True)
         ]
         positions = past_lengths[:, None] + torch.arange(input_ids.shape[1])
@@ -121,7 +123,7 @@ def trace(module: Any, path: Path) -> None:
     by_axis = {0: axes["batch"], 2: axes["capacity"]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's, about itself
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             _Step(module, model).eval(),
             (
                 torch.zeros((_ROWS, _BLOCK), dtype=torch.int64),

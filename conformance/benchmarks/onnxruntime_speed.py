@@ -137,8 +137,10 @@ class Genai:
     def _composite(target: Path, draft: Path, scratch: Path) -> Path:
         """Write the folder of a pair: the target's config, with the draft's decoder beside its own."""
         config, other = (json.loads((folder / "genai_config.json").read_text()) for folder in (target, draft))
-        for decoder, folder in ((config["model"]["decoder"], target), (other["model"]["decoder"], draft)):
-            decoder["filename"] = os.path.relpath(folder / decoder["filename"], scratch)
+        for name, source, folder in (("target", config, target), ("draft", other, draft)):
+            (scratch / name).symlink_to(folder.resolve())  # paths may not lead out of the folder
+            decoder = source["model"]["decoder"]
+            decoder["filename"] = f"{name}/{decoder['filename']}"
         config["model"]["draft"] = other["model"]["decoder"]
         for file in target.glob("tokenizer*"):
             (scratch / file.name).write_bytes(file.read_bytes())

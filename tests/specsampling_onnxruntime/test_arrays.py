@@ -256,3 +256,14 @@ def test_options_of_a_session_are_taken(graph: Callable[..., Path]) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     assert OnnxModel(graph("built"), session_options=options).session.get_session_options().intra_op_num_threads == 1
+
+
+def test_positions_of_padding_stay_within_the_context(
+    load_layout: Callable[..., OnnxModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_layout("past and present")  # a table of learned positions would end there
+    bound = Bound(monkeypatch)
+    _, cache = model.score(model.init_cache(1, 80), np.ones((1, 62), dtype=np.int64), num_logits=0)
+    model.score(cache, np.ones((1, 5), dtype=np.int64))
+    positions = [entry["array"].tolist() for entry in bound.fed if entry["name"] == "position_ids"]
+    assert positions == [[list(range(62))], [[62, 63, 63, 63, 63]]]
