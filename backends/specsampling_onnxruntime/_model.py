@@ -166,7 +166,7 @@ class OnnxModel:
         with tempfile.TemporaryDirectory(prefix="specsampling-", ignore_cleanup_errors=True) as folder:
             model = cls(build(checkpoint, Path(folder) / "model.onnx", dtype=dtype), **options)
         if model.dtype == "float32":
-            # The CPU has no float16 arithmetic: such graphs run there, but by casting to and fro.
+            # The CPU has no float16 arithmetic: such graphs run there, but by casting back and forth.
             dtypes = ("float32",) if model._runner.device.kind == "cpu" else ("float32", "float16")
             model.capabilities = Capabilities(dtypes=dtypes, select=True)
         model._path = Path(checkpoint)
