@@ -50,7 +50,7 @@ def _error_bars(spreads: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def _save(figure: Any, path: Path) -> None:
-    with mpl.rc_context({"svg.hashsalt": path.stem}):
+    with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 

@@ -383,6 +383,7 @@ def test_run_reports_the_text_that_was_asked_for(bench):
     plain = bench.run(RunKey(**key(study="quality", max_new_tokens=9)))
     drafted = bench.run(RunKey(**key(study="quality", max_new_tokens=9, drafter="d", lookahead=2)))
     assert plain["tokens"] == drafted["tokens"]
+    assert min(plain["first_round_seconds"], plain["decode_seconds"]) > 0
     assert (plain["rounds"], plain["decoded"], plain["emitted"]) == (9, 8, 9)
     assert drafted["rounds"] == drafted["emitted"] - drafted["accepted"] < 9
     assert plain["score"] == pytest.approx(drafted["score"], rel=1e-4)
@@ -392,6 +393,7 @@ def test_calls_are_timed_for_the_target_at_every_width_and_for_draft_models(benc
     timed = bench.time_calls(CallsStep("numpy", "t", "text", 0), 9)
     assert {name: set(widths) for name, widths in timed["seconds"].items()} == {"target": {"1", "3"}, "d": {"1"}}
     assert timed["length"] == 64 + 4
+    assert {len(samples) for widths in timed["seconds"].values() for samples in widths.values()} == {5}
 
 
 def test_greedy_text_with_a_wrong_token_is_a_bug_where_it_differs(bench):
