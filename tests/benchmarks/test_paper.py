@@ -448,6 +448,7 @@ def test_sandbox_tells_programs_that_end_well_from_others():
     assert not passes("print('x' * 2**22)")
     start = time.monotonic()
     assert not passes("while True: pass", seconds=1.0)
+    assert not passes("import time; time.sleep(60)", seconds=1.0)
     assert time.monotonic() - start < 30
 
 
