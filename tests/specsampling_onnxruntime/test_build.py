@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from specsampling import CapabilityError, PromptLookup, generate
 from specsampling_numpy import NumpyModel, open_weights, read_config
 from specsampling_onnxruntime import OnnxModel, build, load
+from specsampling_onnxruntime._graph import GraphWriter
 from specsampling_onnxruntime._quantization import pack
 
 CLOSE = 2e-5
@@ -178,3 +179,10 @@ def test_what_cannot_be_built_is_refused_before_anything_is_written(write: Calla
     with pytest.raises(CapabilityError, match="`model_type` must be one of llama"):
         build(checkpoint, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_constants_are_shared_where_they_are_equal_in_shape_and_dtype_too() -> None:
+    graph = GraphWriter()
+    names = [graph.constant(1), graph.constant([1]), graph.constant(1, np.uint64), graph.constant([[1]])]
+    assert len(set(names)) == 4
+    assert graph.constant([1]) == names[1]
