@@ -41,7 +41,7 @@ PACKAGES = (
 # What the tests of a framework install, and which tests they run. The core's own run once more with each,
 # because verification and sampling are the same code in every array namespace.
 FRAMEWORKS = {
-    "numpy": ((), ("specsampling", "specsampling_numpy", "specsampling_conformance")),
+    "numpy": ((), ("specsampling", "specsampling_numpy", "specsampling_conformance", "benchmarks")),
     "torch": (
         ("torch", "transformers", "accelerate"),  # the last for models over several processes
         (

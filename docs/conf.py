@@ -41,7 +41,7 @@ if os.environ.get("SPECSAMPLING_DOCS_INTERSPHINX"):
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build", "_ext", "examples"]
+exclude_patterns = ["_build", "_ext", "examples", "paper"]
 templates_path = ["_templates"]
 
 html_theme = "furo"
