@@ -128,6 +128,14 @@ def test_selected_rows_have_memory_of_their_own(load_layout: Callable[..., OnnxM
     assert abs(before[0] - expected[0]).max() < CLOSE
 
 
+def test_selected_rows_outgrow_their_buffers_too(load_layout: Callable[..., OnnxModel], reference: NumpyModel) -> None:
+    both = Both(load_layout("built"), reference, 3)
+    both.score(5)
+    both.select(2, 0)
+    assert both.score(59) < CLOSE  # fills the first buffer
+    assert both.score(3) < CLOSE
+
+
 def test_select_of_no_rows_and_scoring_them(model: OnnxModel) -> None:
     _, cache = model.score(model.init_cache(1, 8), [[1, 2]])
     empty = model.select(cache, [])
