@@ -134,7 +134,7 @@ SITUATIONS = {
     "stop_sequences": Situation(
         claim="with stop sequences, which end a row where they are complete in its new tokens, within a block or across"
         " blocks",
-        rows=(Row((1, 0), 4), Row((2, 2), 4)),
+        rows=(Row((1, 0), 3), Row((2, 2), 3)),
         pair="three_b",
         stop_sequences=((0, 1), (2, 2), (1, 0, 2)),
     ),
@@ -151,7 +151,7 @@ SITUATIONS = {
     ),
     "short_draft": Situation(
         claim="when rows grow past the draft's context, and go on without proposals",
-        rows=(Row((1,), 4), Row((0, 2, 1), 4), Row((2, 1, 0, 1, 2, 0), 2)),
+        rows=(Row((1, 2), 3), Row((0, 2, 1), 3), Row((2, 1, 0, 1, 2, 0), 2)),
         draft_pair="short",
     ),
     "settings": Situation(

@@ -77,10 +77,10 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--backend", default="numpy", metavar="NAME", help="as listed by `specsampling backends` (%(default)s)"
     )
-    group.add_argument("--target", metavar="DIR", help="checkpoint of the target (default: the bundled one)")
+    group.add_argument("--target", metavar="DIR|FILE", help="checkpoint of the target (default: the bundled one)")
     group.add_argument(
         "--draft",
-        metavar="DIR|lookup|none",
+        metavar="DIR|FILE|lookup|none",
         help="checkpoint of the draft; lookup: n-grams of the text itself; none: plain decoding "
         "(default: the bundled draft for the bundled target, else lookup)",
     )

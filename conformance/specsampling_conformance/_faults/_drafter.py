@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsampling import Context, Drafter, Label, Model, Proposal, Purpose, Randomness, Sampling, to_probs
 from specsampling_conformance._engine import Engine
@@ -247,13 +248,18 @@ class _BestOfTwo(PlainDrafter):
         return super().law(logits, sampling)
 
 
+def _shortened(proposal: Proposal, num_tokens: NDArray[Any]) -> Proposal:
+    """Propose at most so many tokens: a row at the end of the draft's context may have fewer."""
+    return proposal._replace(num_tokens=np.minimum(np.asarray(proposal.num_tokens), num_tokens))
+
+
 @drafter_fault(
     "low-confidence token dropped", "A drawn token of probability below 0.4 is dropped after it was looked at."
 )
 class _LowDropped(PlainDrafter):
     def finish(self, proposal: Proposal) -> Proposal:
         drawn = np.take_along_axis(np.asarray(proposal.probs), np.asarray(proposal.tokens)[:, :, None], 2)[:, :, 0]
-        return proposal._replace(num_tokens=np.cumprod(drawn >= 0.4, axis=1).sum(axis=1))
+        return _shortened(proposal, np.cumprod(drawn >= 0.4, axis=1).sum(axis=1))
 
 
 @drafter_fault(
@@ -264,7 +270,7 @@ class _StopAfterLow(PlainDrafter):
         probs, tokens = np.asarray(proposal.probs), np.asarray(proposal.tokens)
         drawn = np.take_along_axis(probs, tokens[:, :, None], 2)[:, :, 0]
         going_on = np.concatenate([np.ones((tokens.shape[0], 1), dtype=bool), drawn[:, :-1] >= 0.4], axis=1)
-        return proposal._replace(num_tokens=np.cumprod(going_on, axis=1).sum(axis=1))
+        return _shortened(proposal, np.cumprod(going_on, axis=1).sum(axis=1))
 
 
 @drafter_fault("repeated token dropped", "A drafted token equal to the one before it is taken back.")
@@ -272,7 +278,7 @@ class _RepeatDropped(PlainDrafter):
     def finish(self, proposal: Proposal) -> Proposal:
         tokens = np.asarray(proposal.tokens)
         fresh = np.concatenate([np.ones((len(tokens), 1), dtype=bool), tokens[:, 1:] != tokens[:, :-1]], axis=1)
-        return proposal._replace(num_tokens=np.cumprod(fresh, axis=1).sum(axis=1))
+        return _shortened(proposal, np.cumprod(fresh, axis=1).sum(axis=1))
 
 
 @drafter_fault("drawn block sorted", "The drafted tokens of a row are put in another order than they were drawn in.")
