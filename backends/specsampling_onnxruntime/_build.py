@@ -24,7 +24,8 @@ __all__ = ["DTYPES", "LAYOUT_KEY", "LAYOUT_VERSION", "MAX_LENGTH_KEY", "build"]
 DTYPES = ("float32", "float16", "int8", "int4")
 """What :func:`build` makes: int8 and int4 are weights only, in float32 arithmetic."""
 
-LAYOUT_KEY, LAYOUT_VERSION = "specsampling.layout", "1"
+LAYOUT_KEY = "specsampling.layout"
+LAYOUT_VERSION = "1"
 """Entry of a graph's metadata by which it is known to have the layout of this module."""
 
 MAX_LENGTH_KEY = "specsampling.max_length"
