@@ -22,7 +22,7 @@ from specsampling_conformance._cast import (
 )
 from specsampling_conformance._checks import NotApplicable, Subject
 from specsampling_conformance._engine import Engine
-from specsampling_conformance._enumeration import ExactLaw, Outcome, Scenario, enumerate_laws
+from specsampling_conformance._enumeration import MOST_PATHS, ExactLaw, Outcome, Scenario, enumerate_laws
 from specsampling_conformance._faults import Fault
 from specsampling_conformance._oracle import NextTokenLaw, Scores, keeps_ids, lookup_proposal, outcome_law
 from specsampling_conformance._reference import ReferenceModel
@@ -33,6 +33,8 @@ __all__ = ["Enumerated", "Suspicion", "enumerated", "keeps_settings", "sampling_
 Floats = NDArray[np.float64]
 
 _BATCH_SIZE = 192
+_FEW_PATHS = 10_000
+"""A fault with more of them in a short row is left out of a diagnosis, which tries all of them."""
 _SMALL_BATCH = 8
 """Below this each path takes a run of its own, and horizons are made shorter by one token."""
 
@@ -161,7 +163,8 @@ def suspicion(subject: Subject, name: str, index: int) -> Suspicion:
     def enumerate_row(adapter: Subject, roles: Mapping[str, Any]) -> dict[Outcome, float]:
         target = roles[situation.target]
         target = target if situation.compiled else eager(target)
-        return _laws(adapter, situation, target, _drafter(situation, roles, target), [row], batch_size)[0].outcomes
+        drafter = _drafter(situation, roles, target)
+        return _laws(adapter, situation, target, drafter, [row], batch_size, _FEW_PATHS)[0].outcomes
 
     def law_under(fault: Fault) -> dict[Outcome, float]:
         is_adapter = fault.kind == "cache"
@@ -278,7 +281,13 @@ def _drafter(situation: Situation, models: Mapping[str, Any], target: Any) -> An
 
 
 def _laws(
-    subject: Subject, situation: Situation, target: Any, drafter: Any, rows: Sequence[Row], batch_size: int
+    subject: Subject,
+    situation: Situation,
+    target: Any,
+    drafter: Any,
+    rows: Sequence[Row],
+    batch_size: int,
+    most_paths: int = MOST_PATHS,
 ) -> list[ExactLaw]:
     # A row of the batch has its settings by its number, so the batch holds every kind equally often; where it cannot,
     # the kinds take turns.
@@ -299,6 +308,7 @@ def _laws(
             batch_size=size,
             every_column=situation.every_column,
             draft_limit=_draft_limit(situation),
+            most_paths=most_paths,
         )
     return laws
 

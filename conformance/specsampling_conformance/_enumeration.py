@@ -11,9 +11,17 @@ from numpy.typing import NDArray
 from specsampling import Decoder, Label, Purpose, Randomness, RandomSource
 from specsampling_conformance._host import Array, host_copy
 
-__all__ = ["BranchingSource", "ExactLaw", "LabelReusedError", "Scenario", "TooManyPathsError", "enumerate_laws"]
+__all__ = [
+    "BranchingSource",
+    "ExactLaw",
+    "LabelReusedError",
+    "MOST_PATHS",
+    "Scenario",
+    "TooManyPathsError",
+    "enumerate_laws",
+]
 
-_MOST_PATHS = 100_000
+MOST_PATHS = 100_000
 """Ways of answering that are followed for one row; the situations of the suite have a few thousand."""
 
 Outcome: TypeAlias = tuple[tuple[int, ...], int]
@@ -209,6 +217,7 @@ def enumerate_laws(
     batch_size: int = 192,
     every_column: bool = False,
     draft_limit: int | None = None,
+    most_paths: int = MOST_PATHS,
 ) -> list[ExactLaw]:
     """Return the exact law of (tokens, rounds) that a decoder puts out, for each scenario.
 
@@ -230,6 +239,8 @@ def enumerate_laws(
         See `BranchingSource`.
     draft_limit : int, optional
         Tokens that fit the draft's context, where rows outgrow it.
+    most_paths : int, default: 100,000
+        Ways of answering, per scenario, after which to give up.
 
     Returns
     -------
@@ -274,6 +285,6 @@ def enumerate_laws(
                 outcome = (tuple(state.new_tokens(row)), path.rounds)
                 outcomes[number][outcome] = outcomes[number].get(outcome, 0.0) + path.probability
                 num_paths[number] += 1
-                if num_paths[number] > _MOST_PATHS:
-                    raise TooManyPathsError(f"more than {_MOST_PATHS} ways of answering: rows disturb each other")
+                if num_paths[number] > most_paths:
+                    raise TooManyPathsError(f"more than {most_paths} ways of answering: rows disturb each other")
     return [ExactLaw(law, paths, source.drift) for law, paths in zip(outcomes, num_paths, strict=True)]
