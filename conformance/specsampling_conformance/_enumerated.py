@@ -73,6 +73,8 @@ def enumerated(subject: Subject, name: str) -> Enumerated:
 
 def _enumerate(subject: Subject, situation: Situation) -> Enumerated:
     stage = _stage(subject, situation)
+    if _draft_limit(situation) is not None and getattr(stage.roles["draft"], "max_length", None) is None:
+        raise NotApplicable("the models have no `max_length`, past which a draft proposes nothing")
     rows, batch_size, note = _fitted(subject, situation, stage)
     target = stage.roles[situation.target]
     drafter = _drafter(situation, stage.roles, target)

@@ -103,6 +103,16 @@ def test_adapters_of_small_batches_pass(capabilities):
     assert not failed(run(subject, "T1.law.lookahead_then_none", "T1.rounds.settings", "T1.boundary", "T1.drift"))
 
 
+def test_a_draft_without_a_context_limit_cannot_outgrow_it():
+    class Unlimited(ReferenceModel):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            del self.max_length
+
+    results = run(subject_for(Unlimited), "T1.law.short_draft", "T1.rounds.short_draft")
+    assert [result.status for result in results] == ["not-applicable"] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "check_id"),
     [
