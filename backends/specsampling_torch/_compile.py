@@ -56,6 +56,8 @@ def refuse_compilation(name: str, module: Any, is_recurrent: bool) -> None:
     if len(devices) > 1:
         places = ", ".join(sorted(map(str, devices)))
         raise CapabilityError(f"`compile=True` needs a module on one device, and {name} is on {places}")
+    if BACKEND != "inductor":  # the others make no machine code
+        return
     if devices.pop().type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch._inductor.exc import InvalidCxxCompiler

@@ -1,5 +1,6 @@
 """Compiled forward passes: the same tokens, and nothing compiled on the way."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_compile, "BACKEND", "aot_eager")
 
 
+@pytest.mark.skipif(
+    not any(shutil.which(name) for name in ("g++", "clang++")),
+    reason="PyTorch compiles for the CPU with g++ or clang++",
+)
 # PyTorch's compiler imports a module of PyTorch's that defines a script method.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compiled_gives_eager_tokens_and_nothing_is_compiled_after_warm_up(
