@@ -24,7 +24,7 @@ FOLDERS = [str(ROOT), str(ROOT / "backends"), str(ROOT / "conformance")]
 sys.path[:0] = FOLDERS  # a source checkout is enough
 
 import gpu_sections  # noqa: E402, F401 - registers the sections
-from gpu_findings import SECTIONS, Findings  # noqa: E402
+from gpu_findings import SECTIONS, Findings  # noqa: E402 (after the path is set)
 
 __all__ = ["build_parser", "main"]
 

@@ -90,13 +90,13 @@ class _TracedLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, *arguments: Any, **options: Any) -> None:
         """Do nothing."""
 
-    def update(self, key_states: Any, value_states: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:  # noqa: ARG002
+    def update(self, key_states: Any, value_states: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:  # noqa: ARG002 (transformers' signature)
         """Write a block at the positions of its tokens; return the prefix as ``(B, heads, span, size)``."""
         self.keys[self._positions, self._rows] = key_states.transpose(1, 2)
         self.values[self._positions, self._rows] = value_states.transpose(1, 2)
         return self.keys.permute(1, 2, 0, 3), self.values.permute(1, 2, 0, 3)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 (transformers' signature)
         """Return how many keys `update` returns, and that they begin at position 0."""
         return self.get_max_length(), 0
 

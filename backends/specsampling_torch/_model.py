@@ -189,7 +189,7 @@ class TorchModel:
         attn_implementation: str | None = None,
         max_rollback: int | None = None,
         pack_weights: bool = False,
-        compile: bool = False,  # noqa: A002
+        compile: bool = False,  # noqa: A002 (as above)
         **hf_kwargs: Any,
     ) -> "TorchModel":
         """Load a checkpoint through transformers.

@@ -37,7 +37,7 @@ def _packed_linear(x: Any, layer: int, out_features: int) -> Any:  # noqa: ARG00
 
 
 @torch.library.register_fake("specsampling::packed_linear", lib=_library)  # type: ignore[untyped-decorator, unused-ignore]
-def _(x: Any, layer: int, out_features: int) -> Any:  # noqa: ARG001
+def _(x: Any, layer: int, out_features: int) -> Any:  # noqa: ARG001 (the signature declared above)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
