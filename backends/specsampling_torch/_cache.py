@@ -96,7 +96,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, *arguments: Any, **options: Any) -> None:
         """Do nothing: all memory is there from the beginning."""
 
-    def update(self, key_states: Any, value_states: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:  # noqa: ARG002
+    def update(self, key_states: Any, value_states: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:  # noqa: ARG002 (transformers' signature)
         """Write a block ``(B, heads, T, size)`` behind each row's length; return views of the span in use."""
         place = self._place
         if place.start is not None:
@@ -110,7 +110,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
             self.values[rows, :, positions] = value_states.transpose(1, 2)
         return self.keys[:, :, : place.span], self.values[:, :, : place.span]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 (transformers' signature)
         """Return how many keys `update` returns, and that they begin at position 0."""
         return self._place.span, 0
 
@@ -216,7 +216,7 @@ class RecordingLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, *arguments: Any, **options: Any) -> None:
         """Do nothing."""
 
-    def update(self, key_states: Any, value_states: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:  # noqa: ARG002
+    def update(self, key_states: Any, value_states: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:  # noqa: ARG002 (transformers' signature)
         """Take note, and return the block itself: everything there is in an empty cache."""
         _, num_heads, _, key_size = key_states.shape
         self.shape = KeyValueShape(num_heads, key_size, value_states.shape[-1], key_states.dtype, key_states.device)
