@@ -153,6 +153,16 @@ def test_torch_arrays_are_fetched_in_one_transfer(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize(
+    "strided",
+    [lambda x: x[:, 1], lambda x: x[:1, 1], lambda x: x[:, :1], lambda x: x[0, ::2], lambda x: x[0, :1].expand(3)],
+)
+def test_strided_torch_arrays_are_fetched(strided):
+    torch = pytest.importorskip("torch")
+    x = strided(torch.arange(6).reshape(2, 3))
+    assert fetch([x])[0].tolist() == x.tolist()
+
+
 def test_gradients_are_left_behind():
     torch = pytest.importorskip("torch")
     assert to_host(torch.ones(2, requires_grad=True)).tolist() == [1.0, 1.0]
