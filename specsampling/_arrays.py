@@ -94,7 +94,8 @@ def fetch(arrays: Sequence[Array]) -> list[np.ndarray]:
     fetched = list(arrays)
     if on_torch:
         xp = namespace(arrays[on_torch[0]])
-        parts = [xp.reshape(arrays[i].detach(), (-1,)).contiguous().view(xp.uint8) for i in on_torch]
+        # Repeated once: a copy, of stride 1 whatever the stride was, without which bytes cannot be looked at.
+        parts = [xp.reshape(arrays[i].detach(), (-1,)).repeat(1).view(xp.uint8) for i in on_torch]
         whole = to_host(xp.concat(parts))
         ends = np.cumsum([part.shape[0] for part in parts])
         for i, part in zip(on_torch, np.split(whole, ends[:-1]), strict=True):
