@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from specsampling import Decoder, Label, ModelDrafter, PromptLookup, Purpose, Sampling
-from specsampling_conformance import _enumeration
-from specsampling_conformance._enumeration import BranchingSource, LabelReusedError, Scenario, enumerate_laws
+from specsampling_conformance._enumeration import (
+    BranchingSource,
+    LabelReusedError,
+    Scenario,
+    TooManyPathsError,
+    enumerate_laws,
+)
 from specsampling_conformance._oracle import lookup_proposal, one_token_law, outcome_law, total_variation
 from specsampling_numpy import TableModel
 
@@ -108,10 +113,9 @@ def test_a_row_that_depends_on_its_company_drifts():
     assert law.drift > 1e-6
 
 
-def test_ways_of_answering_without_end_are_given_up(monkeypatch):
-    monkeypatch.setattr(_enumeration, "_MOST_PATHS", 20)
-    with pytest.raises(_enumeration.TooManyPathsError, match="more than 20"):
-        enumerate_laws(lambda source: Decoder(TARGET, DRAFT, randomness=source), [Scenario((0,), 3)])
+def test_ways_of_answering_without_end_are_given_up():
+    with pytest.raises(TooManyPathsError, match="more than 20"):
+        enumerate_laws(lambda source: Decoder(TARGET, DRAFT, randomness=source), [Scenario((0,), 3)], most_paths=20)
 
 
 def test_draws_for_a_row_past_the_drafts_context_are_not_branched_on():
