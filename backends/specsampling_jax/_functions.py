@@ -39,6 +39,18 @@ class JaxCache(NamedTuple):
         waiting for a device; traced where the call is.
     capacity : int
         Tokens that each row has room for. The arrays may hold more, because shapes come in buckets.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_jax import JaxCache, load
+    >>> model = load(specsampling.bundled("draft"))
+    >>> cache = model.init_cache(batch_size=2, capacity=40)
+    >>> isinstance(cache, JaxCache), cache.lengths.tolist(), cache.capacity
+    (True, [0, 0], 40)
+    >>> keys, values = cache.arrays[0]  # of the first layer: (B, kv_heads, positions, head_dim)
+    >>> keys.shape[0], keys.shape[2]
+    (2, 64)
     """
 
     arrays: Any

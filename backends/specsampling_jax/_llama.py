@@ -75,25 +75,25 @@ class LlamaDecoder:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         groups = heads // kv_heads
         x = self._normalised(x, layer["input_layernorm.weight"])
-        q, k, v = (
+        query, key, value = (
             _linear(layer, f"self_attn.{name}_proj", x).reshape(batch_size, length, count, config.head_dim)
             for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
         )
         if config.head_norms:
-            q = self._normalised(q, layer["self_attn.q_norm.weight"])
-            k = self._normalised(k, layer["self_attn.k_norm.weight"])
-        q, k = _rotated(q, rotation), _rotated(k, rotation)
+            query = self._normalised(query, layer["self_attn.q_norm.weight"])
+            key = self._normalised(key, layer["self_attn.k_norm.weight"])
+        query, key = _rotated(query, rotation), _rotated(key, rotation)
         # Columns of padding that lie past the capacity are dropped here; whoever calls has refused tokens that do.
         rows = jnp.arange(batch_size)[:, None]
         keys, values = (
             cache.at[rows, :, positions].set(new, mode="drop", unique_indices=True)
-            for cache, new in zip(held, (k, v), strict=True)
+            for cache, new in zip(held, (key, value), strict=True)
         )
         # The query heads that share a key, at all T positions, are the rows of one matrix.
-        q = q.reshape(batch_size, length, kv_heads, groups, config.head_dim).transpose(0, 2, 3, 1, 4)
-        q = q.reshape(batch_size, kv_heads, groups * length, config.head_dim)
+        query = query.reshape(batch_size, length, kv_heads, groups, config.head_dim).transpose(0, 2, 3, 1, 4)
+        query = query.reshape(batch_size, kv_heads, groups * length, config.head_dim)
         wide = _wide(x.dtype)
-        scores = jnp.einsum("bkqd,bkcd->bkqc", q, keys, preferred_element_type=wide) * config.head_dim**-0.5
+        scores = jnp.einsum("bkqd,bkcd->bkqc", query, keys, preferred_element_type=wide) * config.head_dim**-0.5
         capacity = keys.shape[2]
         scores = scores.reshape(batch_size, kv_heads, groups, length, capacity)
         weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)

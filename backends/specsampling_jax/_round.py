@@ -191,10 +191,10 @@ class _Given:
     def propose(
         self,
         state: None,
-        context: Context,  # noqa: ARG002
-        lookahead: int,  # noqa: ARG002
-        sampling: Sampling,  # noqa: ARG002
-        randomness: Randomness,  # noqa: ARG002
+        context: Context,  # noqa: ARG002 (any drafter's signature)
+        lookahead: int,  # noqa: ARG002 (any drafter's signature)
+        sampling: Sampling,  # noqa: ARG002 (any drafter's signature)
+        randomness: Randomness,  # noqa: ARG002 (any drafter's signature)
     ) -> tuple[Proposal, None]:
         """Propose what was proposed."""
         return self._proposal, state

@@ -33,6 +33,16 @@ class Weights:
     ----------
     has_head : bool
         Whether a head of its own is stored; without one ``lm_head.weight`` is the embedding.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_numpy import Weights, open_weights, read_config
+    >>> checkpoint = specsampling.bundled("draft")
+    >>> config = read_config(checkpoint)
+    >>> weights = open_weights(checkpoint, config)
+    >>> isinstance(weights, Weights), weights.read("lm_head.weight").shape == (256, config.hidden_size)
+    (True, True)
     """
 
     def __init__(self, found: dict[str, tuple[Path, str, tuple[int, ...], int]]) -> None:

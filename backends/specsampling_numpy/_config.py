@@ -40,6 +40,16 @@ class LlamaConfig:
         For each layer, how many tokens back a position sees, itself included; None: all.
     frequencies : tuple of float
         RoPE's radians per position, ``head_dim / 2`` of them.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_numpy import LlamaConfig, read_config
+    >>> config = read_config(specsampling.bundled("draft"))
+    >>> isinstance(config, LlamaConfig), len(config.windows) == config.num_hidden_layers
+    (True, True)
+    >>> config.shapes()["model.embed_tokens.weight"] == (config.vocab_size, config.hidden_size)
+    True
     """
 
     vocab_size: int
@@ -125,6 +135,15 @@ def read_config(checkpoint: Path, *, families: tuple[str, ...] = FAMILIES) -> Ll
     >>> from specsampling_numpy import read_config
     >>> read_config(specsampling.bundled("draft")).vocab_size
     256
+
+    What an adapter of your own serves of the families that are understood is for it to say:
+
+    >>> from specsampling_numpy import FAMILIES
+    >>> FAMILIES
+    ('llama', 'mistral', 'qwen2', 'qwen3')
+    >>> read_config(specsampling.bundled("draft"), families=FAMILIES[2:])
+    Traceback (most recent call last):
+    specsampling...CapabilityError: ...config.json: `model_type` must be one of qwen2, qwen3, got 'llama'
     """
     path = checkpoint / "config.json"
     if not path.is_file():

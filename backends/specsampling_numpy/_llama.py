@@ -154,9 +154,9 @@ class NumpyModel:
             before_mlp = tensor(f"{prefix}post_attention_layernorm.weight")
 
             def qkv(kind: str) -> Floats:
-                q, k, v = (tensor(f"{prefix}self_attn.{name}_proj.{kind}") for name in "qkv")
-                q = pairs(q, config.num_attention_heads) * self._dtype.type(config.head_dim**-0.5)
-                return np.concatenate([q, pairs(k, config.num_key_value_heads), v])
+                query, key, value = (tensor(f"{prefix}self_attn.{name}_proj.{kind}") for name in "qkv")
+                query = pairs(query, config.num_attention_heads) * self._dtype.type(config.head_dim**-0.5)
+                return np.concatenate([query, pairs(key, config.num_key_value_heads), value])
 
             def bias(name: str, present: bool) -> Floats | None:
                 return tensor(f"{prefix}{name}.bias") if present else None
