@@ -152,6 +152,11 @@ class Decoder:
         self.min_new_tokens = as_count("min_new_tokens", min_new_tokens)
         if self.min_new_tokens and not self.stop_rules.end_tokens:
             raise ValueError("`min_new_tokens` forbids end tokens, and `end_tokens` is empty")
+        if self.min_new_tokens and len(set(self.stop_rules.end_tokens)) == target.vocab_size:
+            raise ValueError(
+                f"`min_new_tokens` forbids end tokens, and `end_tokens` holds all {target.vocab_size} ids of the "
+                "vocabulary: nothing could be emitted"
+            )
         if logprobs not in (None, "raw", "processed"):
             raise ValueError(f'`logprobs` must be None, "raw" or "processed", got {logprobs!r}')
         self.logprobs: LogprobsKind | None = logprobs
@@ -285,7 +290,7 @@ class Decoder:
         target_before, draft_before = self._metered_target.seconds, self._draft_seconds
         state = self._drop_finished(state)
         output, carry = self._run_round(state, lookahead)
-        state, info = commit_round(state._replace(carry=carry), output, self.stop_rules)
+        state, info = commit_round(state._replace(carry=carry), output, self.stop_rules, self.min_new_tokens)
         total = time.perf_counter() - began
         draft = self._draft_seconds - draft_before
         target = total if self._can_compile else self._metered_target.seconds - target_before

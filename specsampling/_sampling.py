@@ -64,6 +64,8 @@ class Sampling:
     Notes
     -----
     Settings given per row are stored as tuples, so that a Sampling hashes (under ``jax.jit`` it is a static argument).
+    How many rows a batch has is known only where the settings are used: whatever is for another number of them, an
+    empty sequence included, is refused there.
 
     Examples
     --------
@@ -149,7 +151,7 @@ def to_probs(logits: Array, sampling: Sampling) -> Array:
     TypeError
         `logits` is not real floating.
     ValueError
-        `sampling` holds settings for another number of rows.
+        `logits` has no vocabulary, or `sampling` holds settings for another number of rows.
 
     Notes
     -----
@@ -168,6 +170,8 @@ def to_probs(logits: Array, sampling: Sampling) -> Array:
     array([1., 0., 0., 0.])
     """
     xp, logits = _at_least_single(logits)
+    if not logits.ndim or not logits.shape[-1]:
+        raise ValueError(f"`logits` must have shape (..., V) with V at least 1, got {tuple(logits.shape)}")
     plan = sampling._plan
     if plan.num_rows is not None and (logits.ndim < 2 or logits.shape[0] != plan.num_rows):
         raise ValueError(

@@ -86,7 +86,9 @@ class DecoderState(NamedTuple):
         return np.where(self.status[rows] == RUNNING, left, 0).astype(np.int32)
 
 
-def commit_round(state: DecoderState, output: RoundOutput, stop_rules: StopRules) -> tuple[DecoderState, RoundInfo]:
+def commit_round(
+    state: DecoderState, output: RoundOutput, stop_rules: StopRules, min_new_tokens: int
+) -> tuple[DecoderState, RoundInfo]:
     """Write a round's tokens down, up to where each row ends, and report.
 
     Parameters
@@ -97,6 +99,8 @@ def commit_round(state: DecoderState, output: RoundOutput, stop_rules: StopRules
         What the round returned for ``state.rows``, on the host.
     stop_rules : StopRules
         Where rows end.
+    min_new_tokens : int
+        How many of a row's tokens were no end tokens, because these were forbidden.
 
     Returns
     -------
@@ -110,7 +114,7 @@ def commit_round(state: DecoderState, output: RoundOutput, stop_rules: StopRules
     NonFiniteLogitsError
         If a row of logits had no law; nothing is written then.
     """
-    _check_finite(state, output)
+    _check_finite(state, output, min_new_tokens)
     limits = state.limits()
     active = np.nonzero(limits)[0]
     rows = state.rows[active]
@@ -147,14 +151,16 @@ def commit_round(state: DecoderState, output: RoundOutput, stop_rules: StopRules
     return state._replace(lengths=lengths, status=status, rounds=rounds), info
 
 
-def _check_finite(state: DecoderState, output: RoundOutput) -> None:
+def _check_finite(state: DecoderState, output: RoundOutput, min_new_tokens: int) -> None:
     for model, slots in (("draft", output.bad_draft_slot), ("target", output.bad_target_slot)):
         for index in np.nonzero(slots >= 0)[0].tolist():
             row = int(state.rows[index])
             position = int(state.lengths[row]) + int(slots[index])
+            is_banned = model == "target" and position < int(state.prompt_lengths[row]) + min_new_tokens
             raise NonFiniteLogitsError(
                 f"the {model} returned logits without a law (NaN, +inf, or nothing but -inf) for row {row}, position "
-                f"{position}; nothing of this round was committed",
+                f"{position}; nothing of this round was committed"
+                + ("; `min_new_tokens` forbids end tokens there, if they were all that it left" if is_banned else ""),
                 row=row,
                 position=position,
                 model=model,

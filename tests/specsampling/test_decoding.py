@@ -66,6 +66,11 @@ class Rule:
         ({"stop_sequences": [[]]}, ValueError, "`stop_sequences` must not hold an empty sequence"),
         ({"min_new_tokens": -1}, ValueError, "`min_new_tokens` must be at least 0, got -1"),
         ({"min_new_tokens": 2}, ValueError, "`min_new_tokens` forbids end tokens, and `end_tokens` is empty"),
+        (
+            {"min_new_tokens": 1, "end_tokens": [4, 0, 1, 2, 3, 0]},
+            ValueError,
+            "`min_new_tokens` forbids end tokens, and `end_tokens` holds all 5 ids of the vocabulary",
+        ),
         ({"seed": 1.5}, TypeError, "`seed` must be an integer or None, got 1.5"),
         ({"seed": -1}, ValueError, "`seed` must lie in 0 to"),
         ({"randomness": 7}, TypeError, "`randomness` must be a RandomSource, got 7"),
@@ -447,9 +452,16 @@ def test_rows_that_are_not_used_may_be_anything():
         state, _ = decoder.step(state)
 
 
-def test_end_tokens_that_are_all_there_is_leave_no_law():
-    target = TableModel([[0.0, 1.0], [0.0, 1.0]])
-    with pytest.raises(NonFiniteLogitsError, match="row 0, position 1"):
+@pytest.mark.parametrize("lookahead", [0, 3])
+def test_end_tokens_that_are_all_there_is_leave_no_law_and_the_ban_is_named(lookahead):
+    target = TableModel([[1.0, 0.0], [0.0, 1.0]])
+    with pytest.raises(NonFiniteLogitsError, match="row 1, position 1.*`min_new_tokens` forbids end tokens there"):
+        generate(target, target, [[0], [1]], max_new_tokens=4, end_tokens=[1], min_new_tokens=2, lookahead=lookahead)
+
+
+def test_the_ban_is_not_named_where_it_has_ended():
+    target = TableModel(lambda prefix: [np.nan] * 3 if len(prefix) == 3 else [0.0] * 3, vocab_size=3, logits=True)
+    with pytest.raises(NonFiniteLogitsError, match="position 3; nothing of this round was committed$"):
         generate(target, None, [0], max_new_tokens=4, end_tokens=[1], min_new_tokens=2)
 
 

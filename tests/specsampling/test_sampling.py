@@ -448,10 +448,25 @@ def test_logits_that_are_not_real_floating_are_refused(dtype: Any) -> None:
         to_probs(np.zeros((1, 3), dtype=dtype), Sampling())
 
 
+@pytest.mark.parametrize("shape", [(3,), (1, 5)])
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p"])
+def test_settings_for_no_rows_are_refused_where_there_are_rows(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"`logits` must have shape \(B, ..., V\) with B = 0, .* got \("):
+        to_probs(np.zeros(shape), Sampling(**{name: []}))
+
+
 @pytest.mark.parametrize("shape", [(3,), (3, 5), (1, 5)])
 def test_settings_for_other_rows_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"`logits` must have shape \(B, ..., V\) with B = 2, .* got \("):
         to_probs(np.zeros(shape), Sampling(top_k=[1, 2]))
+
+
+@every_way
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 3, 0), (0, 0)])
+def test_logits_without_a_vocabulary_are_refused(way: Way, shape: tuple[int, ...]) -> None:
+    for sampling in (Sampling(), Sampling(temperature=0.0), Sampling(top_k=2, top_p=0.5)):
+        with pytest.raises(ValueError, match=r"`logits` must have shape \(..., V\) with V at least 1, got \("):
+            way(np.zeros(shape, dtype=np.float32), sampling)
 
 
 def test_no_rows_give_no_rows() -> None:
@@ -617,6 +632,8 @@ class TestSampling:
         Sampling(top_k=[3, None]).check_rows(2)
         with pytest.raises(ValueError, match=r"one per row of the batch \(3\), got values for 2 rows"):
             Sampling(top_k=[3, None]).check_rows(3)
+        with pytest.raises(ValueError, match=r"one per row of the batch \(1\), got values for 0 rows"):
+            Sampling(temperature=[]).check_rows(1)
 
 
 def test_top_k_beyond_any_vocabulary_is_off_for_its_row() -> None:
