@@ -161,7 +161,7 @@ def stream(
     *,
     max_new_tokens: int | Sequence[int],
     lookahead: int | Lookahead = 4,
-    sampling: Sampling = Sampling(),  # noqa: B008
+    sampling: Sampling = Sampling(),  # noqa: B008 (frozen, so that it can be shared)
     draft_sampling: Sampling | None = None,
     end_tokens: Sequence[int] = (),
     stop_sequences: Sequence[Sequence[int]] = (),

@@ -85,7 +85,7 @@ class PromptLookup:
         if min_ngram > max_ngram:
             raise ValueError(f"`min_ngram` must be at most `max_ngram`, got {min_ngram} and {max_ngram}")
 
-    def init(self, batch_size: int, capacity: int) -> PromptLookupState:  # noqa: ARG002
+    def init(self, batch_size: int, capacity: int) -> PromptLookupState:  # noqa: ARG002 (what the protocol passes)
         """Return an empty index for each row; `capacity` is not needed."""
         return PromptLookupState([{} for _ in range(batch_size)], [0] * batch_size)
 
@@ -94,8 +94,8 @@ class PromptLookup:
         state: PromptLookupState,
         context: Context,
         lookahead: int,
-        sampling: Sampling,  # noqa: ARG002
-        randomness: Randomness | None,  # noqa: ARG002
+        sampling: Sampling,  # noqa: ARG002 (what the protocol passes)
+        randomness: Randomness | None,  # noqa: ARG002 (what the protocol passes)
     ) -> tuple[Proposal, PromptLookupState]:
         """Look every row's last n-gram up; neither `sampling` nor `randomness` is used."""
         lengths = to_host(context.lengths)

@@ -336,10 +336,10 @@ class _ByteTokenizer:
     class _Encoded(NamedTuple):
         input_ids: list[int]
 
-    def __call__(self, text: str, **options: Any) -> "_ByteTokenizer._Encoded":  # noqa: ARG002
+    def __call__(self, text: str, **options: Any) -> "_ByteTokenizer._Encoded":  # noqa: ARG002 (what a tokenizer accepts)
         return self._Encoded(list(text.encode()))
 
-    def decode(self, ids: Sequence[int], **options: Any) -> str:  # noqa: ARG002
+    def decode(self, ids: Sequence[int], **options: Any) -> str:  # noqa: ARG002 (what a tokenizer accepts)
         return bytes(ids).decode(errors="replace")
 
     def get_vocab(self) -> dict[str, int]:

@@ -10,9 +10,9 @@ from specsampling import CapabilityError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from specsampling_torch._architecture import refuse_config  # noqa: E402
-from specsampling_torch._masks import MaskKind, Visibility  # noqa: E402
-from specsampling_torch._text import TextGenerator  # noqa: E402
+from specsampling_torch._architecture import refuse_config  # noqa: E402 (after importorskip)
+from specsampling_torch._masks import MaskKind, Visibility  # noqa: E402 (after importorskip)
+from specsampling_torch._text import TextGenerator  # noqa: E402 (after importorskip)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from specsampling import CapabilityError, PromptLookup, Sampling, bundled, gener
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from specsampling_torch import TorchModel, load  # noqa: E402
+from specsampling_torch import TorchModel, load  # noqa: E402 (after importorskip)
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from specsampling import CapabilityError, PromptLookup, generate
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from specsampling_torch import TorchModel, _compile  # noqa: E402
-from specsampling_torch._compile import bucket  # noqa: E402
+from specsampling_torch import TorchModel, _compile  # noqa: E402 (after importorskip)
+from specsampling_torch._compile import bucket  # noqa: E402 (after importorskip)
 
 
 def num_compiled() -> int:

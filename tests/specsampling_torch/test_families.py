@@ -12,10 +12,10 @@ from specsampling import Capabilities, PromptLookup, Sampling, generate
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from specsampling_conformance import check_backend  # noqa: E402
-from specsampling_torch import TorchModel  # noqa: E402
+from specsampling_conformance import check_backend  # noqa: E402 (after importorskip)
+from specsampling_torch import TorchModel  # noqa: E402 (after importorskip)
 
-from .conftest import FAMILIES, RECURRENT  # noqa: E402
+from .conftest import FAMILIES, RECURRENT  # noqa: E402 (after importorskip)
 
 ROWS, LENGTH = 3, 18
 # float32 inside, whatever the dtype: eager attention's softmax, and the recurrences.

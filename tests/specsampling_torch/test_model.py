@@ -10,7 +10,7 @@ from specsampling import CacheError, CapabilityError, Sampling, generate
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from specsampling_torch import TorchModel  # noqa: E402
+from specsampling_torch import TorchModel  # noqa: E402 (after importorskip)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from specsampling import CapabilityError, PromptLookup, generate
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from specsampling_torch import TorchModel  # noqa: E402
-from specsampling_torch._packing import PackedLinear, group_heads, packed_copy  # noqa: E402
+from specsampling_torch import TorchModel  # noqa: E402 (after importorskip)
+from specsampling_torch._packing import PackedLinear, group_heads, packed_copy  # noqa: E402 (after importorskip)
 
 
 def ragged_logits(model: TorchModel) -> Any:

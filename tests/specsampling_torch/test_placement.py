@@ -11,7 +11,7 @@ from specsampling import CapabilityError, Sampling, generate
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from specsampling_torch import TorchModel, load  # noqa: E402
+from specsampling_torch import TorchModel, load  # noqa: E402 (after importorskip)
 
 PROMPTS = [[1, 2, 3], [4]]
 PARTS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head")

@@ -14,7 +14,7 @@ from specsampling import generate
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from specsampling_torch import TorchModel  # noqa: E402
+from specsampling_torch import TorchModel  # noqa: E402 (after importorskip)
 
 PROMPTS = [[1, 2, 3], [4]]
 SCRIPT = """

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-from specsampling_torch import TextGenerator  # noqa: E402
+from specsampling_torch import TextGenerator  # noqa: E402 (after importorskip)
 
 TEXT = "Ünïcode — naïve café, 你好 🙂 end"
 GREEDY = Sampling(temperature=0.0)
