@@ -30,6 +30,16 @@ class OnnxCache(NamedTuple):
         Integers of shape ``(B,)``, on the host: how many tokens each row holds.
     capacity : int
         Tokens that each row may hold.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_onnxruntime import load
+    >>> model = load(specsampling.bundled("draft"))
+    >>> _, cache = model.score(model.init_cache(batch_size=2, capacity=8), [[82, 79, 77], [74, 85, 0]], num_logits=0)
+    >>> cache = model.rollback(cache, [3, 2])
+    >>> cache.lengths.tolist(), cache.capacity
+    ([3, 2], 8)
     """
 
     store: Store

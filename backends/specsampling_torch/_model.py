@@ -37,6 +37,16 @@ class TorchCache(NamedTuple):
         Tokens that each row has room for.
     floors : ndarray or None
         Integers of shape ``(B,)``: how far back each row may go; None where that is any number of tokens.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_torch import load
+    >>> model = load(specsampling.bundled("draft"), device="cpu")
+    >>> _, cache = model.score(model.init_cache(batch_size=2, capacity=8), [[82, 79, 77], [74, 85, 0]], num_logits=0)
+    >>> cache = model.rollback(cache, [3, 2])
+    >>> cache.lengths.tolist(), cache.capacity, cache.floors
+    ([3, 2], 8, None)
     """
 
     store: RowStore

@@ -34,6 +34,18 @@ class TextEvent(NamedTuple):
         The new text; only complete characters, so it may be empty.
     finish_reason : str or None
         "stop", "length", or None while the row goes on.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_torch import TextGenerator
+    >>> target, draft = specsampling.bundled("target"), specsampling.bundled("draft")
+    >>> generator = TextGenerator.from_pretrained(target, draft, device="cpu")
+    >>> events = list(generator.stream("ROMEO:", max_new_tokens=16))
+    >>> {event.row for event in events}, events[0].finish_reason, events[-1].finish_reason
+    ({0}, None, 'length')
+    >>> "".join(event.text for event in events) == generator.generate("ROMEO:", max_new_tokens=16).texts[0]
+    True
     """
 
     row: int
@@ -58,6 +70,18 @@ class TextGeneration(NamedTuple):
         Rounds of the batch: calls of the target besides feeding the prompts.
     seed : int or None
         What repeats the run.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_torch import TextGenerator
+    >>> target, draft = specsampling.bundled("target"), specsampling.bundled("draft")
+    >>> generator = TextGenerator.from_pretrained(target, draft, device="cpu")
+    >>> result = generator.generate(["ROMEO:", "JULIET:"], max_new_tokens=8)
+    >>> result.texts == [bytes(ids).decode() for ids in result.tokens]  # this pair's ids are bytes
+    True
+    >>> [len(row) for row in result.from_draft], result.finish_reasons, result.seed
+    ([8, 8], ['length', 'length'], 0)
     """
 
     texts: list[str]

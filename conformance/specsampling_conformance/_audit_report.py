@@ -23,6 +23,16 @@ class WorstCell(NamedTuple):
         How often it should have been drawn.
     drawn : int
         How often it was.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling_conformance import audit
+    >>> report = audit(lambda prompt, n: np.zeros((n, 1), dtype=int), [0.5, 0.5])  # a coin with one side
+    >>> report.worst[0]
+    WorstCell(tokens=(0,), expected=512.0, drawn=1024)
+    >>> print(report.worst[0])
+    0: expected 512.0, drawn 1024
     """
 
     tokens: tuple[int, ...]
@@ -71,6 +81,19 @@ class AuditReport:
         Prompt, length, sampling settings and end tokens, and whatever the caller adds.
     looks : tuple of Look
         Samples and e-value after every batch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling_conformance import audit
+    >>> report = audit(lambda prompt, n: np.zeros((n, 1), dtype=int), [0.5, 0.5], name="a coin with one side")
+    >>> print(report)
+    a coin with one side: REJECTED after 1,024 sequences, ln E = 571.9 of 18.4
+      the samples are at a total variation of about 0.5 from the law asked for
+      0: expected 512.0, drawn 1024
+      1: expected 512.0, drawn 0
+    >>> report.passed, report.stopped, report.to_json()["num_cells"]
+    (False, 'rejected', 2)
     """
 
     name: str

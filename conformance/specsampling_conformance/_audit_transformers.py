@@ -58,6 +58,15 @@ class TransformersCase:
         ``eos_token_id``.
     confidence_threshold : float
         ``assistant_confidence_threshold`` of the draft model: drafting stops after a token less likely than this.
+
+    Examples
+    --------
+    >>> from specsampling_conformance import TRANSFORMERS_CASES
+    >>> sorted(TRANSFORMERS_CASES)[:2], len(TRANSFORMERS_CASES)
+    (['assistant', 'assistant.end_token'], 9)
+    >>> case = TRANSFORMERS_CASES["prompt_lookup.warped"]
+    >>> case.mode, case.sampling.temperature, case.is_greedy
+    ('prompt_lookup', 0.7, False)
     """
 
     mode: str

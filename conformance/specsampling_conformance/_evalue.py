@@ -143,6 +143,15 @@ class Look(NamedTuple):
         Samples seen so far.
     log_e : float
         Logarithm of the e-value at that moment.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling_conformance import audit
+    >>> looks = []
+    >>> report = audit(lambda prompt, n: np.zeros((n, 1), dtype=int), [0.5, 0.5], batch_size=64, on_look=looks.append)
+    >>> looks == list(report.looks), looks[0].num_samples, looks[-1].log_e >= report.threshold
+    (True, 64, True)
     """
 
     num_samples: int

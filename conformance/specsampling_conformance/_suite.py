@@ -54,6 +54,17 @@ class BackendSuite:
         Name of the adapter's entry point and the device, for the checks that load the adapter in a fresh process.
     time_limit : float or None
         Seconds that one item may take.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_conformance import BackendSuite, Capabilities
+    >>> class TestMyBackend(BackendSuite):
+    ...     capabilities = Capabilities(dtypes=("float32",), select=True)
+    ...
+    ...     def load(self, checkpoint, dtype):
+    ...         return specsampling.load_model("numpy", checkpoint, dtype=dtype)
+    >>> TestMyBackend().test_clause("T0.rollback.to_zero", "float32")  # one item, as pytest runs it: it passes
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()

@@ -3,6 +3,7 @@
 Adapters are imported over stand-ins of their frameworks, which need not be installed.
 """
 
+import doctest
 import inspect
 import sys
 from pathlib import Path
@@ -17,9 +18,12 @@ from stand_ins import import_packages, is_alias, public_names  # noqa: E402 (the
 PACKAGES, MODULES = import_packages()
 PUBLIC = public_names(PACKAGES)
 
+# Examples that need a framework in a package that needs none, with the test that runs them all the same.
+RUN_ELSEWHERE = {"audit_transformers": "tests/specsampling_conformance/test_audit_transformers.py"}
+
 IGNORED = {
     "ES01": "an extended summary only where there is more to say",
-    "EX01": "examples are asked of functions by the test below",
+    "EX01": "examples are asked of functions and classes by the tests below",
     "GL01": "the summary starts on the line of the quotes",
     "GL03": "a blank line more or less is ruff's business",
     "PR01": "the settings of Decoder are described once; a protocol's parameters where the protocol is",
@@ -46,6 +50,11 @@ def adapters_over_stand_ins(monkeypatch):
     """Let numpydoc find them by name; other tests import the real ones."""
     for name, module in MODULES.items():
         monkeypatch.setitem(sys.modules, name, module)
+
+
+def _is_exception(symbol):
+    """Exceptions need no example: nobody makes them, and what raises them says when."""
+    return inspect.isclass(symbol) and issubclass(symbol, BaseException)
 
 
 def documented():
@@ -81,11 +90,22 @@ def test_functions_have_parameters_returns_and_examples(package, name):
     assert [section for section in wanted if f"{section}\n---" not in sections] == []
 
 
-@pytest.mark.parametrize("name", [name for package, name in PUBLIC if package == "specsampling"])
-def test_classes_of_the_core_have_examples(name):
-    symbol = getattr(PACKAGES["specsampling"], name)
-    if inspect.isclass(symbol) and not is_alias(symbol) and not issubclass(symbol, Exception):
+@pytest.mark.parametrize(("package", "name"), PUBLIC)
+def test_classes_have_examples(package, name):
+    symbol = getattr(PACKAGES[package], name)
+    if inspect.isclass(symbol) and not is_alias(symbol) and not _is_exception(symbol):
         assert "Examples\n---" in (inspect.getdoc(symbol) or "")
+
+
+@pytest.mark.parametrize(("package", "name"), PUBLIC)
+def test_examples_are_run_by_doctest(package, name):
+    """One line at least besides imports: `nox -s docs examples` runs what is not skipped."""
+    symbol = getattr(PACKAGES[package], name)
+    if is_alias(symbol) or not (inspect.isclass(symbol) or inspect.isfunction(symbol)) or _is_exception(symbol):
+        return
+    examples = doctest.DocTestParser().get_examples(inspect.getdoc(symbol) or "")
+    run = [example for example in examples if not example.options.get(doctest.SKIP)]
+    assert [example for example in run if not example.source.startswith(("import ", "from "))] or name in RUN_ELSEWHERE
 
 
 @pytest.mark.parametrize(("package", "name"), PUBLIC)

@@ -1,3 +1,4 @@
+import doctest
 import importlib
 import json
 import subprocess
@@ -46,6 +47,14 @@ def test_every_case_runs_and_says_how_it_was_called(small):
         assert report.settings["mode"] == case.mode
         assert report.settings["top_p"] == case.sampling.top_p
         assert set(report.settings["versions"]) == {"python", "torch", "transformers"}
+
+
+@pytest.mark.slow
+def test_the_example_runs_where_the_frameworks_are(small):
+    source = module.audit_transformers.__doc__.replace("# doctest: +SKIP", "")
+    example = doctest.DocTestParser().get_doctest(source, {}, "audit_transformers", module.__file__, 0)
+    runner = doctest.DocTestRunner()
+    assert runner.run(example) == (0, 3)
 
 
 @pytest.mark.slow
