@@ -119,6 +119,17 @@ class Measured(NamedTuple):
             List with, for each draft slot, the fraction of tested tokens that were accepted.
         ``expected_acceptance_per_slot``
             The same from the exact law, where it is known.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_conformance import Capabilities, check_backend
+    >>> def load(checkpoint, dtype):
+    ...     return specsampling.load_model("numpy", checkpoint, dtype=dtype)
+    >>> report = check_backend(load, Capabilities(), checks=["T0.score.block_equals_steps"], seed=1)
+    >>> (measured,) = [result.measured["float32"] for result in report.checks if result.status == "passed"]
+    >>> 0.0 <= measured.values["delta"] <= measured.tolerance
+    True
     """
 
     exact_tv: float | None = None
@@ -309,6 +320,17 @@ class CheckResult:
         Wall-clock time.
     measured : mapping of str to Measured
         What was measured, by dtype.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_conformance import Capabilities, check_backend
+    >>> def load(checkpoint, dtype):
+    ...     return specsampling.load_model("numpy", checkpoint, dtype=dtype)
+    >>> report = check_backend(load, Capabilities(), checks=["T0.rollback.to_zero"], seed=1)
+    >>> (result,) = [result for result in report.checks if result.status != "not-run"]
+    >>> result.id, result.status, result.clause
+    ('T0.rollback.to_zero', 'passed', 'A row rolled back to length 0 is an empty row.')
     """
 
     id: str

@@ -27,6 +27,18 @@ class GreedyComparison(NamedTuple):
         Largest margin that is put down to rounding.
     delta : float
         Largest difference of logits between the text scored as one block and token by token.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from specsampling_conformance import compare_greedy
+    >>> from specsampling_numpy import TableModel
+    >>> model = TableModel(np.array([0.0, 1.0, 1.0]), logits=True)
+    >>> tie, bug = compare_greedy(model, [0], [1, 2]), compare_greedy(model, [0], [1, 2, 0])
+    >>> tie.verdict, tie.position, tie.margin
+    ('numeric tie', 1, 0.0)
+    >>> bug.verdict, bug.position, bug.margin
+    ('bug', 2, 1.0)
     """
 
     verdict: Literal["equal", "numeric tie", "bug"]

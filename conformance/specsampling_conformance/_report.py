@@ -48,6 +48,16 @@ class TierCost:
         Sequences drawn, and for T0 call sequences tried.
     peak_mib : float or None
         Largest memory of the process up to the end of the tier, in MiB; None where the system does not tell.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_conformance import Capabilities, check_backend
+    >>> def load(checkpoint, dtype):
+    ...     return specsampling.load_model("numpy", checkpoint, dtype=dtype)
+    >>> report = check_backend(load, Capabilities(), checks=["T0.score.shape", "T0.rollback.to_zero"], seed=1)
+    >>> [(cost.tier, cost.num_checks) for cost in report.costs]
+    [('T0', 2)]
     """
 
     tier: str
@@ -77,6 +87,18 @@ class Report:
         Every check of the manifest for these capabilities, run or not.
     costs : tuple of TierCost
         Time, samples and memory of each tier that was run.
+
+    Examples
+    --------
+    >>> import specsampling
+    >>> from specsampling_conformance import Capabilities, check_backend
+    >>> def load(checkpoint, dtype):
+    ...     return specsampling.load_model("numpy", checkpoint, dtype=dtype)
+    >>> report = check_backend(load, Capabilities(select=True), checks=["T0.score.shape"], seed=1)
+    >>> report.passed, report.level  # a level rests on every check of its tiers
+    (True, None)
+    >>> str(report).endswith("not-run, 1 passed. Level: none. Seed: 1.")
+    True
     """
 
     backend: str
