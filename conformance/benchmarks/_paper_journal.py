@@ -99,6 +99,22 @@ def make_plan(
     another one each time: whatever else the machine does meets all modes alike. What a run that is stopped early lacks
     are whole repeats. Plain decoding, K = 0, is there once for all drafters.
     """
+
+    def run(study: str, task: str, setting: str, mode: tuple[str, int], prompt: int, repeat: int) -> RunKey:
+        drafter, lookahead = mode
+        return RunKey(
+            study=study,
+            backend=backend,
+            target=target,
+            drafter=drafter,
+            task=task,
+            setting=setting,
+            lookahead=lookahead,
+            prompt=prompt,
+            repeat=repeat,
+            max_new_tokens=tasks[task].max_new_tokens,
+        )
+
     for repeat in range(repeats):
         for task, sizes in tasks.items():
             if sizes.speed_prompts:
@@ -107,37 +123,15 @@ def make_plan(
             prompts = range(repeat * sizes.speed_prompts, (repeat + 1) * sizes.speed_prompts)
             for setting, prompt in itertools.product(sizes.settings, prompts):
                 start = prompt % len(modes)
-                for drafter, lookahead in modes[start:] + modes[:start]:
-                    yield RunKey(
-                        study="speed",
-                        backend=backend,
-                        target=target,
-                        drafter=drafter,
-                        task=task,
-                        setting=setting,
-                        lookahead=lookahead,
-                        prompt=prompt,
-                        repeat=repeat,
-                        max_new_tokens=sizes.max_new_tokens,
-                    )
+                for mode in modes[start:] + modes[:start]:
+                    yield run("speed", task, setting, mode, prompt, repeat)
     most = max((sizes.quality_prompts for sizes in tasks.values()), default=0)
     # Prompt by prompt through all tasks: a run that is stopped early has some of each.
     for prompt, (task, sizes) in itertools.product(range(most), tasks.items()):
         if prompt >= sizes.quality_prompts:
             continue
-        for setting, (drafter, lookahead) in itertools.product(sizes.settings, _modes(drafters, quality_lookaheads)):
-            yield RunKey(
-                study="quality",
-                backend=backend,
-                target=target,
-                drafter=drafter,
-                task=task,
-                setting=setting,
-                lookahead=lookahead,
-                prompt=prompt,
-                repeat=0,
-                max_new_tokens=sizes.max_new_tokens,
-            )
+        for setting, mode in itertools.product(sizes.settings, _modes(drafters, quality_lookaheads)):
+            yield run("quality", task, setting, mode, prompt, 0)
 
 
 def _modes(drafters: Sequence[str], lookaheads: Sequence[int]) -> list[tuple[str, int]]:
