@@ -28,6 +28,8 @@ PerBatchRow: TypeAlias = float | np.ndarray | None
 
 # Below this many entries a row is sorted: neither a partition nor a second pass would pay.
 _SMALL = 2048
+# Up to so many rows a call of each is cheaper than the calls that a sort of all of them takes.
+_FEW = 6
 # What PyTorch asks `topk` for at first, and by how much more each time.
 _FIRST_TOP, _GROWTH = 512, 8
 
@@ -129,8 +131,8 @@ def _in_numpy(
     top_k: PerBatchRow,
     top_p: PerBatchRow,
 ) -> np.ndarray:
-    # Few rows go one by one, at any V: calls cost more than elements there.
-    if logits.shape[-1] > _SMALL or logits.size <= _SMALL:
+    # A few rows go one by one, at any V: calls cost more than elements there.
+    if logits.shape[-1] > _SMALL or (peak.size <= _FEW and logits.size <= _SMALL):
         return _by_partition(logits, weights, peak, temperature, top_k, top_p)
     lowest: np.ndarray = _by_sorting(logits, peak, temperature, top_k, top_p)
     return lowest
