@@ -21,7 +21,11 @@ __all__ = [
     "take_along_axis",
     "take_rows",
     "to_host",
+    "workable",
 ]
+
+# Of more numbers than these PyTorch's threads make less work than NumPy's shorter calls.
+_FEW = 2**20
 
 
 def namespace(*arrays: Array) -> Any:
@@ -83,6 +87,22 @@ def to_host(x: Array) -> np.ndarray:
     if array_api_compat.is_torch_array(x):
         x = x.detach().cpu()
     return np.asarray(x)
+
+
+def workable(x: Array) -> Array:
+    """Return floating-point `x` as what a round works on fastest: NumPy where few numbers of PyTorch's are on the host.
+
+    A round is made of small steps, and PyTorch's calls take several times as long as NumPy's. Memory is shared, but for
+    half precision, which is raised to single. Whatever is being traced stays as it is.
+    """
+    if not array_api_compat.is_torch_array(x):
+        return x
+    torch = sys.modules["torch"]
+    is_plain = type(x) is torch.Tensor and not torch.compiler.is_compiling()
+    if not is_plain or x.device.type != "cpu" or x.numel() > _FEW:
+        return x
+    x = x.detach()
+    return to_host(x.float() if torch.finfo(x.dtype).bits < 32 else x)
 
 
 def fetch(arrays: Sequence[Array]) -> list[np.ndarray]:

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from specsampling._arrays import is_host, marker, move, namespace, take_rows, to_host
+from specsampling._arrays import is_host, marker, move, namespace, take_rows, to_host, workable
 from specsampling._feeding import feed, gather_block
 from specsampling._model import Array, Model
-from specsampling._random import Label, Purpose, Randomness
+from specsampling._random import Label, Purpose, Randomness, asked_like
 from specsampling._rejection import Proposal
 from specsampling._requests import as_model
 from specsampling._sampling import Sampling, to_probs
@@ -231,10 +231,13 @@ class ModelDrafter:
 
         tokens: list[Array] = []
         rows: list[Array] = []
+        last_logits = workable(last_logits)
+        if is_host(last_logits):
+            randomness = asked_like(randomness, like)
         for slot in range(lookahead):
             if slot:
-                logits, cache = self._score(cache, tokens[-1][:, None])
-                last_logits = logits[:, 0, :]
+                logits, cache = self._score(cache, move(tokens[-1][:, None], like))
+                last_logits = workable(logits[:, 0, :])
             probs = to_probs(last_logits, sampling)
             rows.append(probs)
             token = randomness.categorical(probs, Label(Purpose.DRAFT, slot))

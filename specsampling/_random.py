@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol
 import array_api_compat
 import numpy as np
 
-from specsampling._arrays import move, namespace
+from specsampling._arrays import is_host, move, namespace
 from specsampling._categorical import categorical_from_uniforms
 from specsampling._model import Array
 
-__all__ = ["Label", "Purpose", "RandomSource", "Randomness", "UniformRandomness"]
+__all__ = ["Label", "Purpose", "RandomSource", "Randomness", "UniformRandomness", "asked_like"]
 
 
 class Purpose(enum.IntEnum):
@@ -261,6 +261,29 @@ class UniformRandomness:
             )
         self._asked |= bits
         return start
+
+
+class _Translated:
+    """Asks a `Randomness` in the namespace and on the device of `like`, whatever the question is made of."""
+
+    def __init__(self, randomness: Randomness, like: Array) -> None:
+        self._randomness, self._like = randomness, like
+
+    def accept(self, numerator: Array, denominator: Array, label: Label) -> Array:
+        answer = self._randomness.accept(move(numerator, self._like), move(denominator, self._like), label)
+        return move(answer, numerator)
+
+    def categorical(self, weights: Array, label: Label) -> Array:
+        return move(self._randomness.categorical(move(weights, self._like), label), weights)
+
+
+def asked_like(randomness: Randomness, like: Array) -> Randomness:
+    """Return a `Randomness` that is asked in the namespace and on the device of `like`.
+
+    Our own answers in any namespace and stays what it is, as does one that is asked in NumPy anyhow.
+    """
+    is_general = is_host(like) or isinstance(randomness, UniformRandomness)
+    return randomness if is_general else _Translated(randomness, like)
 
 
 def _raised(weights: Array) -> Array:

@@ -4,10 +4,21 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from specsampling._arrays import device, marker, move, namespace, pad_last, pick, take_along_axis, to_host
+from specsampling._arrays import (
+    device,
+    is_host,
+    marker,
+    move,
+    namespace,
+    pad_last,
+    pick,
+    take_along_axis,
+    to_host,
+    workable,
+)
 from specsampling._drafting import Context, Drafter
 from specsampling._model import Array, Model
-from specsampling._random import Randomness
+from specsampling._random import Randomness, asked_like
 from specsampling._rejection import Proposal, check_values, verify
 from specsampling._sampling import Sampling, to_probs
 
@@ -44,6 +55,9 @@ class RoundCarry(NamedTuple):
 
 class RoundOutput(NamedTuple):
     """What the host needs to know of a round: small arrays, fetched together.
+
+    They are where the round worked: in the target's namespace and on its device, or in NumPy where PyTorch's are on the
+    host.
 
     Attributes
     ----------
@@ -212,6 +226,9 @@ def decode_round(
     draft_calls = getattr(drafter, "num_calls", 0) - calls_before
 
     tokens, logits, cache = _score(target, carry, context, proposal.tokens)
+    like, logits = marker(logits), workable(logits)
+    if is_host(logits):
+        randomness = asked_like(randomness, like)
     xp = namespace(logits)
     tokens = move(tokens, logits)
     num_tokens, limits = (xp.astype(move(x, logits), tokens.dtype, copy=False) for x in (proposal.num_tokens, limits))
@@ -250,7 +267,7 @@ def decode_round(
         draft_calls=draft_calls,
         is_point_mass=draft_probs is None,
     )
-    return output, RoundCarry(cache, drafter_state, marker(logits))
+    return output, RoundCarry(cache, drafter_state, like)
 
 
 def _propose(

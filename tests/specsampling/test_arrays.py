@@ -17,6 +17,7 @@ from specsampling._arrays import (
     take_along_axis,
     take_rows,
     to_host,
+    workable,
 )
 
 
@@ -166,6 +167,40 @@ def test_strided_torch_arrays_are_fetched(strided):
 def test_gradients_are_left_behind():
     torch = pytest.importorskip("torch")
     assert to_host(torch.ones(2, requires_grad=True)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", "float32"), ("float64", "float64"), ("bfloat16", "float32")]
+)
+def test_a_round_works_in_numpy_on_few_torch_numbers_of_the_host(dtype, expected):
+    torch = pytest.importorskip("torch")
+    x = torch.ones(2, 3, dtype=getattr(torch, dtype), requires_grad=True)
+    view = workable(x)
+    assert type(view) is np.ndarray
+    assert (view.dtype, view.tolist()) == (np.dtype(expected), x.tolist())
+    assert (view.ctypes.data == x.data_ptr()) == (dtype == expected)
+
+
+def test_a_round_leaves_alone_what_numpy_does_no_faster():
+    torch = pytest.importorskip("torch")
+    many, unreal = torch.zeros(2**10, 2**11), torch.zeros(2, device="meta")
+    assert workable(many) is many
+    assert workable(unreal) is unreal
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_a_round_stays_in_torch_while_it_is_traced():
+    torch = pytest.importorskip("torch")
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph.code)
+        return graph
+
+    x = torch.arange(3.0)
+    assert torch.compile(lambda x: workable(x) + 1, backend=keep, fullgraph=True)(x).tolist() == [1, 2, 3]
+    assert len(graphs) == 1
+    assert "detach" not in graphs[0]
 
 
 @pytest.mark.parametrize("there", ["torch", "jax"])

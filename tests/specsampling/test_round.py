@@ -279,7 +279,7 @@ def test_greedy_target_ignores_the_draft(seed):  # fault #6
     assert (output.num_accepted.tolist(), output.tokens.tolist()) == ([0], [[1, 0, 0]])
 
 
-def TableModelDrafter(*arguments: Any, **options: Any) -> ModelDrafter:  # noqa: N802
+def TableModelDrafter(*arguments: Any, **options: Any) -> ModelDrafter:  # noqa: N802 (a constructor by another name)
     return ModelDrafter(TableModel(*arguments, **options))
 
 
@@ -708,12 +708,12 @@ def asarrays() -> dict[str, Any]:
 @pytest.mark.parametrize("draft_home", [*asarrays(), "lookup", "none"])
 @pytest.mark.parametrize("target_home", list(asarrays()))
 def test_models_of_two_frameworks_decode_together(target_home, draft_home):  # fault #142
-    """Every pair gives NumPy's tokens, in the target's framework, and each model sees only arrays of its own."""
+    """Every pair gives NumPy's tokens, where the target's framework works, and each model sees arrays of its own."""
     target, draft = (
         TableModel(random_table(6, 2, seed)._table.reshape(6, 6, 6), logits=True, dtype="float32") for seed in (1, 2)
     )
     asarray = asarrays()[target_home]()
-    on_host = draft_home == "numpy" or target_home == "numpy"
+    on_host = draft_home == "numpy" or target_home in ("numpy", "torch")
     if "device1" in draft_home and (on_host or target_home == "strict"):
         pytest.skip("array_api_strict's second device gives its memory to other frameworks only")
 
@@ -727,13 +727,45 @@ def test_models_of_two_frameworks_decode_together(target_home, draft_home):  # f
     on_numpy = draft_home if draft_home in ("lookup", "none") else "numpy"
     expected = rounds(target, drafter(on_numpy), lookahead, validate=True)
     found = rounds(Foreign(target, asarray), drafter(draft_home), lookahead, validate=validate)
+    kind = np.ndarray if target_home == "torch" else type(asarray(np.zeros(1)))  # PyTorch's numbers are on the host
     for output, wanted in zip(found, expected, strict=True):
         for name in ("tokens", "num_proposed", "num_accepted", "bad_target_slot", "bad_draft_slot"):
             answer = getattr(output, name)
-            assert type(answer) is type(asarray(np.zeros(1)))
+            assert type(answer) is kind
             assert to_numpy(answer).tolist() == getattr(wanted, name).tolist(), name
         for name in ("logprobs", "overlap"):
             assert np.allclose(to_numpy(getattr(output, name)), getattr(wanted, name), atol=1e-5), name
+
+
+class Likeliest:
+    """A `Randomness` that answers in the likeliest way, and only in its own framework."""
+
+    def __init__(self, xp: Any, kind: type) -> None:
+        self.xp, self.kind = xp, kind
+        self.asked: list[Any] = []
+
+    def accept(self, numerator: Any, denominator: Any, label: Any) -> Any:
+        assert type(numerator) is type(denominator) is self.kind
+        self.asked.append(label)
+        return numerator * 2 > denominator
+
+    def categorical(self, weights: Any, label: Any) -> Any:
+        assert type(weights) is self.kind
+        self.asked.append(label)
+        return self.xp.argmax(weights, -1)
+
+
+def test_randomness_of_someone_else_is_asked_in_the_models_framework():
+    torch = pytest.importorskip("torch")
+    tables = [random_table(5, 2, seed) for seed in (1, 2)]
+
+    def outcome(models: Any, randomness: Likeliest) -> Any:
+        output = run(models[0], ModelDrafter(models[1]), [[0, 1], [3, 2]], randomness=randomness)
+        return [*(getattr(output, name).tolist() for name in ("tokens", "num_accepted")), randomness.asked]
+
+    expected = outcome(tables, Likeliest(np, np.ndarray))
+    assert outcome([Foreign(table, torch.asarray) for table in tables], Likeliest(torch, torch.Tensor)) == expected
+    assert len(expected[-1]) == 4
 
 
 def rounds(target: Any, drafter: Any, lookahead: int, *, validate: bool, count: int = 3) -> list[RoundOutput]:
