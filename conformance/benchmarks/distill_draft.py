@@ -3,7 +3,8 @@
     python conformance/benchmarks/distill_draft.py --target DIR --output DIR --text FILE ... [--layers 0 1 28 29]
 
 Embeddings, final norm and head are the target's and stay as they are; only the chosen layers are trained, to the
-cross-entropy with the target's law at every position. An interrupted run goes on from its last checkpoint. At the end
+cross-entropy with the target's law at every position. With ``--continuations`` the target first answers the prompts
+itself, so that the draft learns the texts it will meet. An interrupted run goes on from its last checkpoint. At the end
 the overlap of the two laws (the sum of min(p, q) over the vocabulary, which is the rate of acceptance at temperature 1)
 and the agreement of their highest ids are measured on text that was held out, before and after, and written beside the
 weights as ``acceptance.json``. The output belongs outside the repository.
@@ -21,6 +22,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
+import specsampling
 from specsampling_torch import TorchModel
 
 
@@ -38,15 +40,28 @@ def read_texts(path: Path, excluded: frozenset[str]) -> Iterator[str]:
                 yield entry["prompt"] + entry.get("canonical_solution", "")
 
 
-def make_blocks(paths: list[Path], excluded: frozenset[str], tokenizer: Any, length: int) -> torch.Tensor:
-    """Return all texts as ``(N, length)`` ids, in an order that one seed gives."""
-    blocks = []
-    for path in paths:
-        for text in read_texts(path, excluded):
-            ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
-            blocks.append(ids[: len(ids) // length * length].reshape(-1, length))
-    joined = torch.cat(blocks)
-    return joined[torch.randperm(len(joined), generator=torch.Generator().manual_seed(0))]
+def answers(target: TorchModel, texts: list[str], tokenizer: Any, num_tokens: int, samples: int) -> list[list[int]]:
+    """Return each text as a chat prompt with the target's own answers to it, `samples` of each, as ids."""
+    prompts = []
+    for text in texts:
+        message = [{"role": "user", "content": text}]
+        chat = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        prompts += [tokenizer(chat, add_special_tokens=False)["input_ids"][-1024:]] * samples
+    prompts.sort(key=len)  # rows of a batch are about equally long
+    whole = []
+    for begin in tqdm(range(0, len(prompts), 16), desc="answers", unit="batch"):
+        batch = prompts[begin : begin + 16]
+        ends = [tokenizer.eos_token_id]
+        result = specsampling.generate(target, None, batch, max_new_tokens=num_tokens, end_tokens=ends, seed=begin)
+        whole += [[*prompt, *tokens] for prompt, tokens in zip(batch, result.tokens, strict=True)]
+    return whole
+
+
+def make_blocks(sequences: list[list[int]], length: int) -> torch.Tensor:
+    """Return the ids as ``(N, length)``, one sequence after the other, in an order that one seed gives."""
+    joined = torch.tensor([token for sequence in sequences for token in sequence])
+    blocks = joined[: len(joined) // length * length].reshape(-1, length)
+    return blocks[torch.randperm(len(blocks), generator=torch.Generator().manual_seed(0))]
 
 
 def truncated(target: Any, layers: list[int]) -> Any:
@@ -91,6 +106,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--exclude-kinds", nargs="*", default=["rag", "summarization", "coding"], metavar="KIND")
+    parser.add_argument(
+        "--continuations", type=int, default=0, metavar="N", help="tokens that the target answers each text with"
+    )
+    parser.add_argument("--samples", type=int, default=2, help="answers to each text")
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 1, 28, 29])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--minutes", type=float, default=60.0, help="train no longer than that, in this run")
@@ -103,16 +122,26 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.target)
     module = transformers.AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
-    blocks = make_blocks(arguments.text, frozenset(arguments.exclude_kinds), tokenizer, arguments.length)
-    held_out, blocks = blocks[: arguments.held_out], blocks[arguments.held_out :]
     draft = truncated(module, arguments.layers)
-    target = TorchModel(module, pack_weights=True).module  # the same laws, sooner
+    packed = TorchModel(module, pack_weights=True)  # the same laws, sooner
+    target = packed.module
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    texts = [text for path in arguments.text for text in read_texts(path, frozenset(arguments.exclude_kinds))]
+    answered = arguments.output / "answers.json"
+    if not arguments.continuations:
+        sequences = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    elif answered.exists():
+        sequences = json.loads(answered.read_text(encoding="utf-8"))
+    else:
+        sequences = answers(packed, texts, tokenizer, arguments.continuations, arguments.samples)
+        answered.write_text(json.dumps(sequences), encoding="utf-8")
+    blocks = make_blocks(sequences, arguments.length)
+    held_out, blocks = blocks[: arguments.held_out], blocks[arguments.held_out :]
     draft.requires_grad_(False)
     draft.model.layers.requires_grad_(True)
     trained = [parameter for parameter in draft.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=arguments.rate, betas=(0.9, 0.95), weight_decay=0.0)
 
-    arguments.output.mkdir(parents=True, exist_ok=True)
     checkpoint = arguments.output / "checkpoint.pt"
     step = 0
     if checkpoint.exists():
@@ -171,6 +200,7 @@ def main() -> None:
         "before": before,
         "after": after,
         "texts": [path.name for path in arguments.text],
+        "answered_by_the_target": arguments.continuations,
         "kinds_left_out": arguments.exclude_kinds,
     }
     (arguments.output / "acceptance.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
