@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "api.md")]
 FRAMEWORKS = {"jax": "jax", "onnxruntime": "onnx", "torch": "torch"}
+READMES = [*ROOT.glob("*.md"), ROOT / "specsampling" / "_bundled" / "README.md"]
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>python|pycon)\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
@@ -41,3 +43,9 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
             runner.run(test, clear_globs=False)
             namespace.update(test.globs)
             assert runner.failures == 0, f"{page.name}:{line}: see the output"
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_outside_the_site_lead_to_files(page):
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
