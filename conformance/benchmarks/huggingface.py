@@ -2,6 +2,7 @@ r"""Decode the same prompts with this library and with transformers' ``generate`
 
     python conformance/benchmarks/huggingface.py --target DIR --draft DIR --prompts spec_bench.jsonl \
         --kinds rag summarization coding --humaneval HumanEval.jsonl.gz --json huggingface.json
+    python conformance/benchmarks/huggingface.py --target bundled --draft bundled --data DIR-OF-tinyshakespeare.txt
 
 For every prompt all modes run one after the other, so that whatever else the machine does meets all of them alike. What
 counts is the *decode rate*: tokens after a mode's first emission, divided by the time after it. The time up to then
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
+from _paper_tasks import load_tasks, read_codec
 from tqdm import tqdm
 
 import specsampling
@@ -157,8 +159,8 @@ class Theirs:
             ids,
             attention_mask=mask,
             max_new_tokens=num_tokens,
-            eos_token_id=self.end_tokens,
-            pad_token_id=self.end_tokens[0],
+            eos_token_id=self.end_tokens or None,
+            pad_token_id=self.end_tokens[0] if self.end_tokens else 0,
             streamer=emissions,
             **sampling,
             **self.options,
@@ -177,6 +179,10 @@ Mode = Callable[[list[list[int]], int, float, int], Measured]
 
 def read_prompts(arguments: argparse.Namespace, tokenizer: Any) -> Iterator[Prompt]:
     """Yield the prompts asked for, kinds in turn."""
+    if arguments.data:
+        codec = read_codec(arguments.target)
+        for prompt in load_tasks(["text"], arguments.data, codec)["text"].prompts[: arguments.per_kind]:
+            yield Prompt("text", prompt.ids)
     if arguments.prompts:
         entries = [json.loads(line) for line in arguments.prompts.read_text(encoding="utf-8").splitlines()]
         for kind in arguments.kinds:
@@ -273,6 +279,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, metavar="JSONL", help="lines with `category` and `turns`")
     parser.add_argument("--kinds", nargs="+", default=["rag", "summarization", "coding"], metavar="KIND")
     parser.add_argument("--humaneval", type=Path, metavar="JSONL.GZ")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="of tinyshakespeare.txt, for models of bytes")
     parser.add_argument("--per-kind", type=int, default=5, help="prompts of each kind")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
@@ -294,11 +301,14 @@ def main() -> None:
     if arguments.cpu_time:
         Clock.is_cpu_time = True
     transformers.logging.set_verbosity_error()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.target)
-    ends = [tokenizer.eos_token_id]
+    for name in ("target", "draft"):
+        if str(getattr(arguments, name)) == "bundled":
+            setattr(arguments, name, specsampling.bundled(name))
+    tokenizer = None if arguments.data else transformers.AutoTokenizer.from_pretrained(arguments.target)
+    ends = [] if tokenizer is None else [tokenizer.eos_token_id]
     prompts = list(read_prompts(arguments, tokenizer))
     if not prompts:
-        parser.error("no prompts: give --prompts or --humaneval")
+        parser.error("no prompts: give --prompts, --humaneval or --data")
     modes, making, has_draft = make_modes(arguments, ends)
     for mode in modes.values():  # warm-up
         mode([prompts[-1].ids], 8, 0.0, 0)
