@@ -181,7 +181,8 @@ def draw_overlap(colours: dict[str, str]) -> plt.Figure:
     axes.set_xticks(x, [shown(int(token)) for token in ids], family="monospace", fontsize=13)
     axes.set_ylabel("probability")
     overlap = float(np.minimum(p, q).sum())
-    axes.legend(frameon=False, labelcolor=colours["text"], title=f"overlap: {overlap:.3f}")
+    # Without a place matplotlib looks for the best one, and warns where that takes long: on a busy machine that fails.
+    axes.legend(loc="upper right", frameon=False, labelcolor=colours["text"], title=f"overlap: {overlap:.3f}")
     plt.setp(axes.get_legend().get_title(), color=colours["text"])
     return figure
 
@@ -227,7 +228,7 @@ def draw_best_lookahead(colours: dict[str, str]) -> plt.Figure:
         axes.set_title(f"a block of K + 1 costs 1 + {growth:g} K", color=colours["text"], fontsize=10)
         axes.set_xlabel("acceptance rate")
     panels[0].set_ylabel("best lookahead K")
-    panels[0].legend(frameon=False, labelcolor=colours["text"], title="a draft step costs")
+    panels[0].legend(loc="upper left", frameon=False, labelcolor=colours["text"], title="a draft step costs")
     plt.setp(panels[0].get_legend().get_title(), color=colours["text"])
     return figure
 

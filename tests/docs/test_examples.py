@@ -26,7 +26,7 @@ def run(program, arguments, folder):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,  # training takes a minute on an idle machine
         check=False,
     )
     assert done.returncode == 0, done.stderr
