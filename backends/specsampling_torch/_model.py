@@ -13,7 +13,7 @@ from ._cache import KeyValueShape, RecordingLayer, RowStore, ShapeRecorder, out_
 from ._checks import Ints, checked_block, checked_lengths, checked_num_logits, checked_rows, checked_sizes
 from ._compile import CompiledForward, bucket, refuse_compilation
 from ._masks import Visibility
-from ._packing import PackedLinear, group_heads, packed_copy
+from ._packing import can_pack, group_heads, packed_copy
 from ._recurrent import SnapshotStore, is_recurrent, snapshot_bytes
 
 __all__ = ["TorchCache", "TorchModel"]
@@ -129,14 +129,14 @@ class TorchModel:
         pack_weights: bool = False,
         compile: bool = False,  # noqa: A002 (what transformers and PyTorch call it)
     ) -> None:
-        if pack_weights or compile:
-            module = packed_copy(module)
-        self.module = module.eval()
-        if pack_weights and not any(isinstance(part, PackedLinear) for part in module.modules()):
+        if pack_weights and not any(can_pack(part) for part in module.modules()):
             raise CapabilityError(
                 f"`pack_weights` needs linear layers on the CPU, in float32 or in a 16-bit dtype that its oneDNN "
                 f"multiplies; {type(module).__name__} has none"
             )
+        if pack_weights or compile:
+            module = packed_copy(module)
+        self.module = module.eval()
         self._lm: CausalLM | None = None
         layers = None
         if forward is None:

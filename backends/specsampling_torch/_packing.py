@@ -23,6 +23,9 @@ GROUPED = "specsampling_grouped"
 # oneDNN's layout differs little with the number of rows that it is told to expect; this suits 1 to 512.
 _EXPECTED_ROWS = 8
 
+SMALLEST = 2**17
+"""Smaller weights are read from the CPU's own cache, and oneDNN's longer call costs more than its order gains."""
+
 _layers: WeakValueDictionary[int, "PackedLinear"] = WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -88,7 +91,7 @@ def can_pack(linear: Any) -> bool:
 
 
 def packed_copy(module: Any) -> Any:
-    """Return a module of the same parameters, in which linear layers are packed where they can be.
+    """Return a module of the same parameters, in which linear layers are packed where they can be and are large.
 
     The module itself stays as it is. What is not packed is shared with it.
     """
@@ -96,7 +99,7 @@ def packed_copy(module: Any) -> Any:
     twin = copy.deepcopy(module, shared)
     for parent in list(twin.modules()):
         for name, child in list(parent.named_children()):
-            if can_pack(child):
+            if can_pack(child) and child.weight.numel() >= SMALLEST:
                 setattr(parent, name, PackedLinear(child))
     return twin.eval()
 
