@@ -1,5 +1,6 @@
 """A Llama-family decoder as pure functions of its weights and its cache."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from specsampling_numpy import LlamaConfig, open_weights
 
 from ._sharding import place, weight_sharding
 
-__all__ = ["LlamaDecoder", "read_params"]
+__all__ = ["LlamaDecoder", "llama_decoder", "read_params"]
 
 _MINOR = 256
 """Positions are split into ``_MINOR * major + minor`` to be turned to angles; see `_rotation`."""
@@ -21,7 +22,7 @@ _MINOR = 256
 
 @dataclass(frozen=True, slots=True)
 class LlamaDecoder:
-    """The functions of a `JaxModel` for one configuration; equal configurations share their compiled code.
+    """The functions of a `JaxModel` for one configuration.
 
     Attributes
     ----------
@@ -54,9 +55,7 @@ class LlamaDecoder:
             masks = {window: _mask(positions, capacity, window) for window in sorted(set(config.windows), key=str)}
             layers = []
             for layer, held, window in zip(params["layers"], cache, config.windows, strict=True):
-                mixed, written = self._attend(layer, x, held, positions, rotation, masks[window])
-                x = x + mixed
-                x = x + self._mlp(layer, self._normalised(x, layer["post_attention_layernorm.weight"]))
+                x, written = self._layer(layer, x, held, positions, rotation, masks[window])
                 layers.append(written)
         return x, layers
 
@@ -66,6 +65,15 @@ class LlamaDecoder:
         with _precision(head.dtype):
             hidden = self._normalised(hidden, params["norm"])
             return jnp.einsum("bth,vh->btv", hidden, head, preferred_element_type=_wide(head.dtype))
+
+    # Traced and lowered once for all layers of one shape, here and in whatever else is compiled; XLA inlines it.
+    @functools.partial(jax.jit, static_argnums=0)
+    def _layer(
+        self, layer: Any, x: Array, held: tuple[Array, Array], positions: Array, rotation: Any, mask: Array
+    ) -> tuple[Array, tuple[Array, Array]]:
+        mixed, written = self._attend(layer, x, held, positions, rotation, mask)
+        x = x + mixed
+        return x + self._mlp(layer, self._normalised(x, layer["post_attention_layernorm.weight"])), written
 
     def _attend(
         self, layer: Any, x: Array, held: tuple[Array, Array], positions: Array, rotation: Array, mask: Array
@@ -112,6 +120,15 @@ class LlamaDecoder:
         wide = x.astype(_wide(x.dtype))
         scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.config.rms_norm_eps)
         return weight * (wide * scale).astype(x.dtype)
+
+
+@functools.cache
+def llama_decoder(config: LlamaConfig) -> LlamaDecoder:
+    """Return the decoder of a configuration, always the same one, so that equal configurations share compiled code.
+
+    jit keeps that by the functions, and two bound methods are equal only where they are bound to the same object.
+    """
+    return LlamaDecoder(config)
 
 
 def read_params(checkpoint: Path, config: LlamaConfig, dtype: Any, where: Any, *, split: bool) -> Any:

@@ -26,7 +26,7 @@ from ._functions import (
     is_traced,
     width_bucket,
 )
-from ._llama import LlamaDecoder, read_params
+from ._llama import llama_decoder, read_params
 from ._sharding import cache_sharding, check_divides, checked_mesh, constrained, devices_of, named_device, replicated
 
 __all__ = ["JaxModel"]
@@ -202,7 +202,7 @@ class JaxModel:
                 check_divides(mesh, config)
             where = replicated(mesh) if replicate else cache_sharding(mesh)
         numbers = jnp.dtype(dtype)
-        decoder = LlamaDecoder(config)
+        decoder = llama_decoder(config)
         return cls(
             decoder.apply,
             read_params(path, config, numbers, where, split=mesh is not None and not replicate),

@@ -128,6 +128,16 @@ def test_nothing_is_compiled_after_the_first_rounds_whatever_is_accepted_and_whi
     assert seen == []
 
 
+def test_another_checkpoint_of_the_same_configuration_compiles_nothing(pair: Any, folder: Callable[..., Path]):
+    others = load(folder(seed=2)), load(folder(seed=3, num_hidden_layers=1))
+    options: dict[str, Any] = {"max_new_tokens": 6, "lookahead": 2, "seed": 1}
+    first = generate(*pair, PROMPTS, **options)
+    with compilations() as seen:
+        second = generate(*others, PROMPTS, **options)
+    assert first.tokens != second.tokens
+    assert seen == []
+
+
 def test_the_counter_of_compilations_counts():
     with compilations() as seen:
         jax.jit(lambda x: x * 3 + 1)(np.arange(11))
