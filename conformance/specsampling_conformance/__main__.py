@@ -1,21 +1,25 @@
 """``python -m specsampling_conformance``: the suite on the command line, for adapters with an entry point."""
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from specsampling import Capabilities, Model, SpecSamplingError, available_backends, load_model
+from specsampling import Capabilities, SpecSamplingError, available_backends
 from specsampling_conformance._catalogue import all_checks, manifest_ids, selected_ids
+from specsampling_conformance._entry_point import EntryPointLoader, is_on_cpu
 from specsampling_conformance._runner import CHECKPOINT, TIME_LIMIT, check_backend
 from specsampling_conformance._tiny import write_tiny_checkpoint
+from specsampling_conformance._workers import num_cores
 
 __all__ = ["build_parser", "main"]
 
 _INTERRUPTED = 130
+_MOST_JOBS = 2
+"""Processes by default: each imports the framework and compiles anew what all checks have in common."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,6 +73,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="most time of one check in one dtype (default: %(default)g)",
     )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="run checks in N processes, with the same outcome (default: 2 for a whole run on two cores or more, where"
+        " the model is on the CPU; else 1)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one HTML page")
     parser.add_argument("--list", action="store_true", help="list the checks for this backend and run nothing")
@@ -100,9 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    capabilities = _capabilities(arguments)
+    capabilities, jobs = _capabilities(arguments)
     report = check_backend(
-        lambda checkpoint, dtype: _load(arguments, checkpoint, dtype),
+        _loader(arguments),
         capabilities,
         tier=arguments.tier,
         expected_failures=_expectations(arguments.expect_failure),
@@ -113,6 +124,7 @@ def _run(arguments: argparse.Namespace) -> int:
         device=arguments.device,
         checkpoint=arguments.checkpoint,
         time_limit=arguments.time_limit if arguments.time_limit > 0 else None,
+        jobs=jobs if arguments.jobs is None else arguments.jobs,
     )
     if arguments.json:
         report.write_json(arguments.json)
@@ -123,23 +135,22 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    wanted = set(selected_ids(manifest_ids(_capabilities(arguments)), arguments.checks))
+    wanted = set(selected_ids(manifest_ids(_capabilities(arguments)[0]), arguments.checks))
     for entry in all_checks():
         if entry.id in wanted:
             sys.stdout.write(f"{entry.id}  {entry.clause}\n")
     return 0
 
 
-def _load(arguments: argparse.Namespace, checkpoint: Path, dtype: str) -> Model[Any]:
-    # All drafts of the suite, those of its pairs and the bundled one, are in folders of that name.
-    if arguments.draft_backend is None or not checkpoint.name.endswith("draft"):
-        return load_model(arguments.backend, checkpoint, dtype=dtype, device=arguments.device)
-    # The device is in the words of the target's backend, and a draft need not have the target's dtype.
-    return load_model(arguments.draft_backend, checkpoint, dtype=dtype if dtype == "float64" else "float32")
+def _loader(arguments: argparse.Namespace) -> EntryPointLoader:
+    return EntryPointLoader(backend=arguments.backend, draft_backend=arguments.draft_backend, device=arguments.device)
 
 
-def _capabilities(arguments: argparse.Namespace) -> Capabilities:
-    """Return what the backend's models declare; where none can be loaded the run will tell why."""
+def _capabilities(arguments: argparse.Namespace) -> tuple[Capabilities, int]:
+    """Return what the backend's models declare, and how many processes suit them.
+
+    Where no model can be loaded the run will tell why.
+    """
     known = {backend.name: backend for backend in available_backends()}
     for option, name in (("--backend", arguments.backend), ("--draft-backend", arguments.draft_backend)):
         if name is not None and name not in known:
@@ -150,16 +161,19 @@ def _capabilities(arguments: argparse.Namespace) -> Capabilities:
     if arguments.draft_backend is not None and arguments.checkpoint is not None:
         raise ValueError("`--draft-backend` cannot be combined with `--checkpoint`: its draft is the suite's own")
     dtypes = tuple(dict.fromkeys(arguments.dtype or ()))
+    declared, jobs = None, 1
     with tempfile.TemporaryDirectory(prefix="specsampling-conformance-", ignore_cleanup_errors=True) as folder:
         checkpoint = arguments.checkpoint or write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT)
-        try:
-            declared = getattr(_load(arguments, checkpoint, dtypes[0] if dtypes else "float32"), "capabilities", None)
-        except Exception:  # the first check meets it again, and reports it
-            declared = None
+        # What is raised the first check meets again, and reports.
+        with contextlib.suppress(Exception):
+            model = _loader(arguments)(checkpoint, dtypes[0] if dtypes else "float32")
+            declared = getattr(model, "capabilities", None)
+            # Frameworks take a good part of a GPU's memory each, whoever else is there.
+            jobs = min(_MOST_JOBS, num_cores()) if not arguments.checks and is_on_cpu(model) else 1
     capabilities = declared if isinstance(declared, Capabilities) else Capabilities()
     if dtypes:
         capabilities = dataclasses.replace(capabilities, dtypes=dtypes)
-    return capabilities
+    return capabilities, jobs
 
 
 def _expectations(given: Sequence[str]) -> dict[str, str]:

@@ -188,6 +188,8 @@ class Subject:
         Name of the entry point that loads the drafts, where that is another one.
     device : str or None
         Device that the entry point is asked for.
+    dtypes : tuple of str
+        The dtypes of the run, where they are known.
     engine : Engine
         The library that drives the adapter; the tests of the suite put a broken one in its place.
     """
@@ -202,6 +204,7 @@ class Subject:
     backend: str | None = None
     draft_backend: str | None = None
     device: str | None = None
+    dtypes: tuple[str, ...] = ()
     engine: Engine = dataclasses.field(default_factory=Engine)
     _models: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
@@ -210,12 +213,12 @@ class Subject:
         path = self.checkpoint if checkpoint is None else checkpoint
         return self.once(path, lambda: self.load(path, self.dtype))
 
-    def once(self, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
+    def once(self, key: Hashable, compute: Callable[[], ResultT], *, for_all_dtypes: bool = False) -> ResultT:
         """Return what `compute` returns, computed once for this adapter in this dtype and kept under `key`.
 
         Clauses about one and the same enumeration share it so; what raises is computed anew.
         """
-        place = (key, self.dtype)
+        place = (key, None if for_all_dtypes else self.dtype)
         if place not in self._models:
             self._models[place] = compute()
         result: ResultT = self._models[place]
@@ -253,12 +256,16 @@ class Check:
         for batches of at least two, ``!max_batch_size`` for an adapter with no limit and ``max_batch_size`` for one.
     run : callable
         The function.
+    group : str
+        A name that it shares with checks that look at the same enumeration or sample: they run in one process, one
+        after the other. Empty where it shares nothing.
     """
 
     id: str
     clause: str
     requires: tuple[str, ...]
     run: Callable[[Subject], Measured | None]
+    group: str = ""
 
     @property
     def tier(self) -> str:
@@ -283,14 +290,14 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(
-    check_id: str, clause: str, *, requires: tuple[str, ...] = ()
+    check_id: str, clause: str, *, requires: tuple[str, ...] = (), group: str = ""
 ) -> Callable[[Callable[[Subject], Measured | None]], Callable[[Subject], Measured | None]]:
     """Register a function of a :class:`Subject` as a check."""
 
     def register(function: Callable[[Subject], Measured | None]) -> Callable[[Subject], Measured | None]:
         if check_id in CHECKS:
             raise ValueError(f"`check_id` must be new, got {check_id!r}")
-        CHECKS[check_id] = Check(id=check_id, clause=clause, requires=requires, run=function)
+        CHECKS[check_id] = Check(id=check_id, clause=clause, requires=requires, run=function, group=group)
         return function
 
     return register

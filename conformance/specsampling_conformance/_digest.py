@@ -28,10 +28,16 @@ def replay_digest(model: Model[Any], rows: int) -> str:
 
 
 def main(request: str) -> None:
-    """Load a backend by name and write the digest to standard output; `request` is a JSON object."""
+    """Load a backend by name and write the digest in each dtype to standard output; `request` is a JSON object."""
     wanted = json.loads(request)
-    model = load_model(wanted["backend"], Path(wanted["checkpoint"]), dtype=wanted["dtype"], device=wanted["device"])
-    sys.stdout.write(replay_digest(model, wanted["rows"]) + "\n")
+    answers = {}
+    for dtype in wanted["dtypes"]:
+        try:
+            model = load_model(wanted["backend"], Path(wanted["checkpoint"]), dtype=dtype, device=wanted["device"])
+            answers[dtype] = {"digest": replay_digest(model, wanted["rows"])}
+        except Exception as error:  # the check in that dtype reports it
+            answers[dtype] = {"error": f"{type(error).__name__}: {error}"}
+    sys.stdout.write(json.dumps(answers) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,14 @@ from specsampling_conformance._cast import (
 )
 from specsampling_conformance._checks import NotApplicable, Subject
 from specsampling_conformance._engine import Engine
-from specsampling_conformance._enumeration import MOST_PATHS, ExactLaw, Outcome, Scenario, enumerate_laws
+from specsampling_conformance._enumeration import (
+    MOST_PATHS,
+    ExactLaw,
+    Outcome,
+    Scenario,
+    enumerate_laws,
+    row_shares,
+)
 from specsampling_conformance._faults import Fault
 from specsampling_conformance._oracle import NextTokenLaw, Scores, keeps_ids, lookup_proposal, outcome_law
 from specsampling_conformance._reference import ReferenceModel
@@ -78,18 +85,27 @@ def _enumerate(subject: Subject, situation: Situation) -> Enumerated:
     rows, batch_size, note = _fitted(subject, situation, stage)
     target = stage.roles[situation.target]
     drafter = _drafter(situation, stage.roles, target)
+    expected = [_expected(situation, stage, row) for row in rows]
+    weights = [_weight(situation, stage, row, law) for row, law in zip(rows, expected, strict=True)]
+    kinds = [_Kind(row, weight) for row, weight in zip(rows, weights, strict=True)]
     if situation.compiled and hasattr(target, "compile_round"):
         try:
-            laws = _laws(subject, situation, target, drafter, rows, batch_size)
+            laws = _laws(subject, situation, target, drafter, kinds, batch_size)
         except CapabilityError as error:
             note = f"{note} the compiled round was left out, because it cannot ask the host ({error})".strip()
-            laws = _laws(subject, situation, eager(target), drafter, rows, batch_size)
+            laws = _laws(subject, situation, eager(target), drafter, kinds, batch_size)
     else:
-        laws = _laws(subject, situation, eager(target), drafter, rows, batch_size)
-    expected = [_expected(situation, stage, row) for row in rows]
+        laws = _laws(subject, situation, eager(target), drafter, kinds, batch_size)
     tolerances = [_tolerance(subject, situation, stage, row) for row in rows]
     rounds_tolerances = [_rounds_tolerance(subject, situation, stage, row) for row in rows]
     return Enumerated(rows, laws, expected, tolerances, rounds_tolerances, note)
+
+
+class _Kind(NamedTuple):
+    """A kind of row, and how much there is to enumerate of it, compared with others."""
+
+    row: Row
+    weight: float
 
 
 class _Stage(NamedTuple):
@@ -166,7 +182,7 @@ def suspicion(subject: Subject, name: str, index: int) -> Suspicion:
         target = roles[situation.target]
         target = target if situation.compiled else eager(target)
         drafter = _drafter(situation, roles, target)
-        return _laws(adapter, situation, target, drafter, [row], batch_size, _FEW_PATHS)[0].outcomes
+        return _laws(adapter, situation, target, drafter, [_Kind(row, 1)], batch_size, _FEW_PATHS)[0].outcomes
 
     def law_under(fault: Fault) -> dict[Outcome, float]:
         is_adapter = fault.kind == "cache"
@@ -287,27 +303,28 @@ def _laws(
     situation: Situation,
     target: Any,
     drafter: Any,
-    rows: Sequence[Row],
+    kinds: Sequence[_Kind],
     batch_size: int,
     most_paths: int = MOST_PATHS,
 ) -> list[ExactLaw]:
-    # A row of the batch has its settings by its number, so the batch holds every kind equally often; where it cannot,
-    # the kinds take turns.
-    groups = [rows] if batch_size >= len(rows) else [[row] for row in rows]
+    # A row of the batch has its settings by its number, so a batch holds all kinds; where it cannot, they take turns.
+    groups = [kinds] if batch_size >= len(kinds) else [[kind] for kind in kinds]
     laws: list[ExactLaw] = []
     for group in groups:
-        size = batch_size // len(group) * len(group)
+        numbers = row_shares([kind.weight for kind in group], batch_size)
+        batch = [group[number].row for number in numbers]
 
-        def make(source: RandomSource, group: Sequence[Row] = group, size: int = size) -> Any:
+        def make(source: RandomSource, batch: Sequence[Row] = batch) -> Any:
             return subject.engine.decoder(
-                target, drafter, randomness=source, **_options(situation, group, size, target.vocab_size)
+                target, drafter, randomness=source, **_options(situation, batch, target.vocab_size)
             )
 
         laws += enumerate_laws(
             make,
-            [Scenario(row.prompt, row.max_new_tokens) for row in group],
+            [Scenario(kind.row.prompt, kind.row.max_new_tokens) for kind in group],
             schedule=situation.schedule,
-            batch_size=size,
+            batch_size=batch_size,
+            scenario_of=numbers,
             every_column=situation.every_column,
             draft_limit=_draft_limit(situation),
             most_paths=most_paths,
@@ -319,14 +336,13 @@ def _draft_limit(situation: Situation) -> int | None:
     return SHORT_CONTEXT if situation.draft_pair == "short" else None
 
 
-def _options(situation: Situation, group: Sequence[Row], size: int, vocab_size: int) -> dict[str, Any]:
-    """Return the decoder's options for a batch of `size` rows in which the rows of `group` take turns."""
-    rows = [group[row % len(group)] for row in range(size)]
+def _options(situation: Situation, rows: Sequence[Row], vocab_size: int) -> dict[str, Any]:
+    """Return the decoder's options for a batch of these rows."""
     options: dict[str, Any] = {
         "sampling": sampling_of([row.settings for row in rows]),
         "end_tokens": _end_tokens(situation, vocab_size),
     }
-    if any(row.draft_settings is not None for row in group):
+    if any(row.draft_settings is not None for row in rows):
         options["draft_sampling"] = sampling_of([_draft_settings(row) for row in rows])
     if situation.min_new_tokens:
         options["min_new_tokens"] = situation.min_new_tokens
@@ -346,33 +362,36 @@ def sampling_of(settings: Sequence[Mapping[str, Any]]) -> Sampling:
     return Sampling(**chosen)
 
 
+def _draft_law(situation: Situation, stage: _Stage, row: Row) -> NextTokenLaw | None:
+    """Return the law that a row's proposals are drawn from, None where they are not drawn."""
+    side = _side(situation, stage)
+    if side is None:
+        return None
+    scores = side.scores[situation.drafter]
+    law = scores.law(**_draft_settings(row))
+    return lambda text: law(tuple(token if token < scores.model.vocab_size else 0 for token in text))
+
+
 def _expected(situation: Situation, stage: _Stage, row: Row) -> dict[Outcome, float]:
     end_tokens = _end_tokens(situation, stage.vocab_size)
     target = stage.models.scores[situation.target].law(
         banned=end_tokens, until=len(row.prompt) + situation.min_new_tokens, **row.settings
     )
-    draft: NextTokenLaw | None = None
-    propose, limit = None, None
-    side = _side(situation, stage)
-    if side is not None:
-        scores = side.scores[situation.drafter]
-        draft_law = scores.law(**_draft_settings(row))
-
-        def known_ids(text: tuple[int, ...]) -> Floats:
-            return draft_law(tuple(token if token < scores.model.vocab_size else 0 for token in text))
-
-        draft = known_ids
-        limit = _draft_limit(situation)
-    elif situation.drafter == "lookup":
-        propose = lookup_proposal
     return outcome_law(
         target,
-        draft,
+        _draft_law(situation, stage, row),
         row.prompt,
         max_new_tokens=row.max_new_tokens,
         schedule=situation.schedule,
         end_tokens=end_tokens,
         stop_sequences=_stop_sequences(situation, stage.vocab_size),
-        draft_limit=limit,
-        propose=propose,
+        draft_limit=_draft_limit(situation),
+        propose=lookup_proposal if situation.drafter == "lookup" else None,
     )
+
+
+def _weight(situation: Situation, stage: _Stage, row: Row, expected: Mapping[Outcome, float]) -> float:
+    """Return about how many ways of answering there are: for each outcome, one for each proposal that may go before."""
+    draft = _draft_law(situation, stage, row)
+    proposals = 1 if draft is None else np.count_nonzero(draft(row.prompt)) ** row.max_new_tokens
+    return float(len(expected) * proposals)

@@ -19,6 +19,7 @@ __all__ = [
     "Scenario",
     "TooManyPathsError",
     "enumerate_laws",
+    "row_shares",
 ]
 
 MOST_PATHS = 100_000
@@ -139,10 +140,10 @@ class BranchingSource(RandomSource):
         if row not in self.active or is_idle or not total > 0:
             return max(range(len(probabilities)), key=lambda answer: probabilities[answer])
         path = self.paths[row]
-        possible = [answer for answer, probability in enumerate(probabilities) if probability > 0]
         if path.position < len(path.answers):
             answer = path.answers[path.position]
         else:
+            possible = [answer for answer, probability in enumerate(probabilities) if probability > 0]
             answer = possible[0]
             if path.counts:
                 for other in possible[1:]:
@@ -176,20 +177,22 @@ class _BranchingRound(Randomness):
         """Decide on host arrays; a compiled round calls back here."""
         self._audit(label, numerator.shape[1])
         answers = np.zeros(numerator.shape, dtype=np.bool_)
-        for index, row in enumerate(self._rows):
-            for column, (p, q) in enumerate(zip(numerator[index], denominator[index], strict=True)):
-                chance = 0.0 if not p > 0 else 1.0 if p >= q else float(p / q)
-                asked = Label(label.purpose, label.slot + column)
-                answers[index, column] = self._source.decide(row, asked, (1.0 - chance, chance)) == 1
-                if not answers[index, column] and not self._source.every_column:
+        labels = [Label(label.purpose, label.slot + column) for column in range(numerator.shape[1])]
+        asked_of = zip(self._rows, numerator.tolist(), denominator.tolist(), strict=True)
+        for index, (row, numerators, denominators) in enumerate(asked_of):
+            for column, (p, q, asked) in enumerate(zip(numerators, denominators, labels, strict=True)):
+                chance = 0.0 if not p > 0 else 1.0 if p >= q else p / q
+                answer = self._source.decide(row, asked, (1.0 - chance, chance)) == 1
+                answers[index, column] = answer
+                if not answer and not self._source.every_column:
                     break
         return answers
 
     def host_categorical(self, weights: NDArray[Any], label: Label) -> NDArray[np.int32]:
         """Decide on host arrays; a compiled round calls back here."""
         self._audit(label, 1)
-        answers = [self._source.decide(row, label, weights[index].tolist()) for index, row in enumerate(self._rows)]
-        return np.array(answers, dtype=np.int32)
+        asked_of = zip(self._rows, weights.tolist(), strict=True)
+        return np.array([self._source.decide(row, label, law) for row, law in asked_of], dtype=np.int32)
 
     def _audit(self, label: Label, num_slots: int) -> None:
         for slot in range(label.slot, label.slot + num_slots):
@@ -215,15 +218,15 @@ def enumerate_laws(
     *,
     schedule: Sequence[int] = (2,),
     batch_size: int = 192,
+    scenario_of: Sequence[int] | None = None,
     every_column: bool = False,
     draft_limit: int | None = None,
     most_paths: int = MOST_PATHS,
 ) -> list[ExactLaw]:
     """Return the exact law of (tokens, rounds) that a decoder puts out, for each scenario.
 
-    The rows of a batch are different ways of answering; row r is one of scenario ``r % len(scenarios)``, so that all
-    scenarios keep company in every run. A row that has nothing left to explore follows its first path again and is not
-    counted.
+    The rows of a batch are different ways of answering; all scenarios are in every batch, so that they keep company. A
+    row that has nothing left to explore follows its first path again and is not counted.
 
     Parameters
     ----------
@@ -234,7 +237,10 @@ def enumerate_laws(
     schedule : sequence of int
         K of each round, repeated. At a fixed K a stale cache is invisible, because the next block overwrites it.
     batch_size : int
-        Rows per run; rounded up to a multiple of the number of scenarios by the caller where settings are per row.
+        Rows per run.
+    scenario_of : sequence of int, optional
+        Which scenario each row is of; by default row r is of scenario ``r % len(scenarios)``. Settings per row, if the
+        decoder has any, are those of the row's scenario.
     every_column : bool, default: False
         See `BranchingSource`.
     draft_limit : int, optional
@@ -259,14 +265,12 @@ def enumerate_laws(
     source.pending = [[_Path([])] for _ in scenarios]
     outcomes: list[dict[Outcome, float]] = [{} for _ in scenarios]
     num_paths = [0] * len(scenarios)
+    numbers = [row % len(scenarios) for row in range(batch_size)] if scenario_of is None else scenario_of
+    source.scenario_of = dict(enumerate(numbers))
+    chosen = [scenarios[number] for number in numbers]
     while any(source.pending):
-        source.paths, source.scenario_of = {}, {}
-        for row in range(batch_size):
-            number = row % len(scenarios)
-            queue = source.pending[number]
-            source.scenario_of[row] = number
-            source.paths[row] = queue.pop() if queue else _Path([], counts=False)
-        chosen = [scenarios[source.scenario_of[row]] for row in range(batch_size)]
+        queues = [source.pending[number] for number in numbers]
+        source.paths = {row: queue.pop() if queue else _Path([], counts=False) for row, queue in enumerate(queues)}
         state = decoder.init(
             [scenario.prompt for scenario in chosen],
             max_new_tokens=[scenario.max_new_tokens for scenario in chosen],
@@ -288,3 +292,26 @@ def enumerate_laws(
                 if num_paths[number] > most_paths:
                     raise TooManyPathsError(f"more than {most_paths} ways of answering: rows disturb each other")
     return [ExactLaw(law, paths, source.drift) for law, paths in zip(outcomes, num_paths, strict=True)]
+
+
+def row_shares(weights: Sequence[float], batch_size: int) -> list[int]:
+    """Deal the rows of a batch out to scenarios in proportion to their weights, at least one each, well mixed.
+
+    Parameters
+    ----------
+    weights : sequence of float
+        Positive, one per scenario.
+    batch_size : int
+        Number of rows, at least that of scenarios.
+
+    Returns
+    -------
+    list of int
+        The scenario of each row.
+    """
+    spare, total = batch_size - len(weights), sum(weights)
+    counts = [1 + int(spare * weight / total) for weight in weights]
+    heaviest = max(range(len(weights)), key=lambda number: weights[number])
+    counts[heaviest] += batch_size - sum(counts)
+    places = [((index + 0.5) / count, number) for number, count in enumerate(counts) for index in range(count)]
+    return [number for _, number in sorted(places)]

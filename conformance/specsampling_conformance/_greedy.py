@@ -7,6 +7,7 @@ import numpy as np
 
 from specsampling import Model
 from specsampling_conformance._host import host_copy
+from specsampling_conformance._oracle import block_logits, padded_length
 from specsampling_conformance._trial import DELTA_CAPS
 
 __all__ = ["GreedyComparison", "compare_greedy"]
@@ -94,7 +95,7 @@ def compare_greedy(
     start = len(text) - len(tokens)
     if start == 0:
         raise ValueError("`prompt` must not be empty")
-    cache = model.init_cache(1, len(text))
+    cache = model.init_cache(1, padded_length(len(text)))
     rows = []
     for token in text[:-1]:
         logits, cache = model.score(cache, np.array([[token]], dtype=np.int32))
@@ -102,10 +103,9 @@ def compare_greedy(
     if not tokens:
         return GreedyComparison("equal", None, None, tolerance or 0.0, 0.0)
     steps = np.stack(rows)
-    block, _ = model.score(model.init_cache(1, len(text)), np.array([text[:-1]], dtype=np.int32))
-    dtype = str(block.dtype).rpartition(".")[2]
+    dtype = str(logits.dtype).rpartition(".")[2]
     finite = np.isfinite(steps)
-    delta = float(np.max(np.abs(np.where(finite, host_copy(block)[0] - steps, 0.0))))
+    delta = float(np.max(np.abs(np.where(finite, block_logits(model, text[:-1]) - steps, 0.0))))
     if tolerance is None:
         scale = max(1.0, float(np.max(np.abs(steps[finite]), initial=0.0)))
         cap = DELTA_CAPS.get(dtype, DELTA_CAPS["float32"])

@@ -16,12 +16,22 @@ __all__: list[str] = []
 Law: TypeAlias = Mapping[Any, float]
 
 
+_DRIFTING = ("fixed_lookahead", "lookahead_then_none", "four_ids", "settings")
+_LABELLED = ("fixed_lookahead", "lookahead_then_none", "prompt_lookup")
+
+
+def _group(name: str) -> str:
+    """Return the group of the checks about a situation; some checks are about several."""
+    return "T1.several" if name in {*_DRIFTING, *_LABELLED} else f"T1.{name}"
+
+
 def _tokens_check(name: str, situation: Situation) -> None:
     @check(
         f"T1.law.{name}",
         f"The tokens follow the target's law exactly {situation.claim}: probabilities sum to one, the same sequences"
         " are possible, and the total variation from the law of the model's own one-token scores is rounding.",
         requires=situation.requires,
+        group=_group(name),
     )
     def run(subject: Subject) -> Measured:
         found = enumerated(subject, name)
@@ -36,6 +46,7 @@ def _rounds_check(name: str, situation: Situation) -> None:
         f"The joint law of tokens and number of rounds is that of the paper's algorithm {situation.claim}; a fault in"
         " the draft's cache changes nothing else.",
         requires=situation.requires,
+        group=_group(name),
     )
     def run(subject: Subject) -> Measured:
         found = enumerated(subject, name)
@@ -82,11 +93,13 @@ for _name, _situation in SITUATIONS.items():
 
 
 @check(
-    "T1.labels.once", "No random decision is asked for twice in a round: two decisions never share their randomness."
+    "T1.labels.once",
+    "No random decision is asked for twice in a round: two decisions never share their randomness.",
+    group=_group(_LABELLED[0]),
 )
 def _labels_once(subject: Subject) -> Measured:
     paths = 0
-    for name in ("fixed_lookahead", "lookahead_then_none", "prompt_lookup"):
+    for name in _LABELLED:
         try:
             paths += sum(law.num_paths for law in enumerated(subject, name).laws)
         except LabelReusedError as error:
@@ -97,10 +110,11 @@ def _labels_once(subject: Subject) -> Measured:
 @check(
     "T1.drift.company",
     "The same answers have the same probabilities whatever the other rows of the batch do.",
+    group=_group(_DRIFTING[0]),
 )
 def _drift(subject: Subject) -> Measured:
     drift = tolerance = 0.0
-    for name in ("fixed_lookahead", "lookahead_then_none", "four_ids", "settings"):
+    for name in _DRIFTING:
         found = enumerated(subject, name)
         drift = max(drift, *(law.drift for law in found.laws))
         # Every one of a dozen decisions may be off by the rounding of its own row of logits.

@@ -13,10 +13,12 @@ from specsampling_conformance._host import host_copy
 __all__ = [
     "NextTokenLaw",
     "Scores",
+    "block_logits",
     "keeps_ids",
     "lookup_proposal",
     "one_token_law",
     "outcome_law",
+    "padded_length",
     "reference_probs",
     "sequence_law",
     "total_variation",
@@ -27,6 +29,9 @@ NextTokenLaw: TypeAlias = Callable[[tuple[int, ...]], NDArray[np.float64]]
 
 Proposer: TypeAlias = Callable[[tuple[int, ...], int], tuple[int, ...]]
 """From a text and K to the tokens that a drafter chooses (point masses)."""
+
+_PADDING = 64
+"""What the lengths of padded texts are multiples of."""
 
 
 def reference_probs(
@@ -110,6 +115,23 @@ class Scores:
             return known[text]
 
         return after
+
+
+def padded_length(length: int) -> int:
+    """Return the number of tokens that a text is padded to: few numbers, so that compiled adapters trace few times."""
+    return -(-length // _PADDING) * _PADDING
+
+
+def block_logits(model: Model[Any], text: Sequence[int]) -> NDArray[np.float64]:
+    """Return the logits after each token of a text that is fed as one block, ``(T, V)``.
+
+    The block is padded: no position sees what comes after it.
+    """
+    block = np.zeros((1, padded_length(len(text))), dtype=np.int32)
+    block[0, : len(text)] = text
+    logits, _ = model.score(model.init_cache(*block.shape), block)
+    found: NDArray[np.float64] = host_copy(logits)[0, : len(text)]
+    return found
 
 
 def one_token_law(model: Model[Any], **settings: Any) -> NextTokenLaw:

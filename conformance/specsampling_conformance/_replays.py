@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from specsampling import Decoder, Model, Randomness, RandomSource, Sampling, UniformRandomness
 from specsampling_conformance._checks import CheckFailure, Measured, Subject
 from specsampling_conformance._decisions import Rounding, first_mismatch, replay_round
-from specsampling_conformance._host import host_copy
-from specsampling_conformance._oracle import NextTokenLaw, Scores, lookup_proposal
+from specsampling_conformance._oracle import NextTokenLaw, Scores, block_logits, lookup_proposal
 
 __all__ = [
     "BlockScores",
@@ -32,14 +31,12 @@ _STEP = 1e-6
 
 
 class BlockScores(Scores):
-    """Scores of the suite's own model, a whole text at a time."""
+    """Scores of whole texts, each in one block; see `block_logits`."""
 
     def logits(self, text: tuple[int, ...]) -> NDArray[np.float64]:
         """Return the logits after `text`, and remember those of everything it begins with."""
         if text not in self._known:
-            cache = self.model.init_cache(1, len(text))
-            logits, _ = self.model.score(cache, np.array([text], dtype=np.int32))
-            for end, row in enumerate(host_copy(logits)[0], start=1):
+            for end, row in enumerate(block_logits(self.model, text), start=1):
                 self._known[text[:end]] = row
         return self._known[text]
 

@@ -43,11 +43,12 @@ class TierCost:
     num_checks : int
         Checks that were run.
     seconds : float
-        Wall-clock time.
+        Time that its checks took, one after the other or not.
     num_samples : int
         Sequences drawn, and for T0 call sequences tried.
     peak_mib : float or None
-        Largest memory of the process up to the end of the tier, in MiB; None where the system does not tell.
+        Largest memory of a process up to the last check of the tier that it ran, in MiB; None where the system does not
+        tell.
 
     Examples
     --------
@@ -87,6 +88,10 @@ class Report:
         Every check of the manifest for these capabilities, run or not.
     costs : tuple of TierCost
         Time, samples and memory of each tier that was run.
+    seconds : float
+        Wall-clock time of the run.
+    jobs : int
+        In how many processes checks were run.
 
     Examples
     --------
@@ -108,6 +113,8 @@ class Report:
     seed: int
     checks: tuple[CheckResult, ...]
     costs: tuple[TierCost, ...] = ()
+    seconds: float = 0.0
+    jobs: int = 1
 
     @property
     def failures(self) -> list[str]:
@@ -194,6 +201,9 @@ class Report:
             memory = "" if cost.peak_mib is None else f", peak memory {cost.peak_mib:.0f} MiB"
             samples = f", {cost.num_samples:,} samples" if cost.num_samples else ""
             lines.append(f"{cost.tier}  {cost.num_checks} checks in {cost.seconds:.1f} s{samples}{memory}")
+        if self.costs:
+            processes = "1 process" if self.jobs == 1 else f"{self.jobs} processes side by side"
+            lines.append(f"All  {self.seconds:.1f} s in {processes}")
         return lines
 
     def _verdict(self) -> str:

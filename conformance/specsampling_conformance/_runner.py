@@ -1,12 +1,13 @@
 """Run the suite against an adapter, tier by tier, and say what was found; an adapter's fault never gets out of here."""
 
 import dataclasses
+import pickle
 import secrets
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from specsampling_conformance._expectations import (
 from specsampling_conformance._guard import TimeLimitExceeded, peak_mib, time_limit
 from specsampling_conformance._report import Report, TierCost
 from specsampling_conformance._tiny import write_tiny_checkpoint
+from specsampling_conformance._workers import Outcome, in_processes, one_after_another
 
 __all__ = [
     "CHECKPOINT",
@@ -56,22 +58,24 @@ _FIRST = "T0.model.members"
 
 
 class WatchedLoad:
-    """A loader that remembers whether it ever raised.
+    """A loader that remembers whether it raised.
 
     Parameters
     ----------
     load : callable
         The adapter's loader.
+    checkpoint : Path, optional
+        What to load in place of whatever is asked for.
     """
 
-    def __init__(self, load: Loader) -> None:
-        self.load = load
+    def __init__(self, load: Loader, checkpoint: Path | None = None) -> None:
+        self.load, self.checkpoint = load, checkpoint
         self.failed = False
 
     def __call__(self, checkpoint: Path, dtype: str) -> Model[Any]:
         """Load, and take note of an exception on its way out."""
         try:
-            return self.load(checkpoint, dtype)
+            return self.load(self.checkpoint or checkpoint, dtype)
         except BaseException:  # goes on its way; no kind of it is a model
             self.failed = True
             raise
@@ -126,6 +130,7 @@ def check_backend(
     checkpoint: Path | None = None,
     time_limit: float | None = TIME_LIMIT,
     progress: bool | None = None,
+    jobs: int = 1,
 ) -> Report:
     """Run the suite against an adapter and return what it found.
 
@@ -160,6 +165,9 @@ def check_backend(
         Seconds that one check may take in one dtype, where the system can interrupt it.
     progress : bool, optional
         Whether to show a progress bar; by default only where standard error is a terminal.
+    jobs : int, default: 1
+        In how many processes checks run, which changes nothing about what they find. With more than one, `load` must
+        be a function or object that pickles: a function of a module, but no closure.
 
     Returns
     -------
@@ -188,9 +196,17 @@ def check_backend(
         raise ValueError(f"`seed` must be non-negative, got {seed}")
     if checkpoint is not None and not checkpoint.is_dir():
         raise ValueError(f"`checkpoint` must be a directory, got {str(checkpoint)!r}")
+    if jobs < 1:
+        raise ValueError(f"`jobs` must be at least 1, got {jobs}")
+    if jobs > 1:
+        try:
+            pickle.dumps(load)
+        except Exception as error:  # pickle raises whatever the object does
+            raise TypeError(f"`load` must pickle where `jobs` is more than 1: {error}") from error
     wanted = set(selected_ids(manifest_ids(capabilities), checks))
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="specsampling-conformance-", ignore_cleanup_errors=True) as folder:
-        watched = WatchedLoad(load if checkpoint is None else lambda _, dtype: load(checkpoint, dtype))
+        watched = WatchedLoad(load, checkpoint)
         subject = Subject(
             load=watched,
             capabilities=capabilities,
@@ -202,9 +218,10 @@ def check_backend(
             backend=backend,
             draft_backend=draft_backend,
             device=device,
+            dtypes=capabilities.dtypes,
         )
-        run = _Run(subject, watched, expected, tier, wanted, time_limit)
-        results = run.all_tiers(tiers, progress=sys.stderr.isatty() if progress is None else progress)
+        run = _Run(_Checker(subject, watched, expected, tier, time_limit), tiers, wanted)
+        run.to_its_end(jobs, progress=sys.stderr.isatty() if progress is None else progress)
     name = backend or str(getattr(load, "__qualname__", type(load).__qualname__))
     return Report(
         backend=name if draft_backend is None else f"{name} with drafts of {draft_backend}",
@@ -212,66 +229,27 @@ def check_backend(
         capabilities=capabilities,
         tier=tier,
         seed=subject.seed,
-        checks=tuple(results),
-        costs=tuple(run.costs),
+        checks=tuple(run.results()),
+        costs=tuple(run.costs()),
+        seconds=time.perf_counter() - start,
+        jobs=jobs,
     )
 
 
-class _Run:
-    """One run, from the first tier to the first that fails."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Checker:
+    """Runs one check after another of an adapter, in this process or, pickled, in another."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        watched: WatchedLoad,
-        expected: Mapping[str, str],
-        tier: str,
-        wanted: set[str],
-        limit: float | None,
-    ) -> None:
-        self.subject, self.watched, self.expected = subject, watched, expected
-        self.tier, self.wanted, self.limit = tier, wanted, limit
-        self.costs: list[TierCost] = []
-        self.stopped: str | None = None
+    subject: Subject
+    watched: WatchedLoad
+    expected: Mapping[str, str]
+    tier: str
+    limit: float | None
 
-    def all_tiers(self, tiers: Sequence[str], *, progress: bool) -> list[CheckResult]:
-        capabilities = self.subject.capabilities
-        entries = [entry for entry in all_checks() if entry.applies(capabilities)]
-        results: list[CheckResult] = []
-        for tier in TIERS:
-            mine = [entry for entry in entries if entry.tier == tier]
-            if tier in tiers:
-                results += self.one_tier(tier, mine, progress)
-            else:
-                results += [self.not_run(entry, f"tier {self.tier!r} ends before {tier}") for entry in mine]
-        faults = manifest_faults([result.id for result in results], capabilities)
-        kept = [result for result in results if result.id not in faults]
-        return kept + [self.failed_manifest(check_id, why) for check_id, why in faults.items()]
-
-    def one_tier(self, tier: str, entries: list[Check], progress: bool) -> list[CheckResult]:
-        start = time.perf_counter()
-        results = []
-        for entry in _shown(entries, tier, progress and self.stopped is None):
-            if self.stopped is not None:
-                results.append(self.not_run(entry, self.stopped))
-            elif entry.id not in self.wanted:
-                results.append(self.not_run(entry, "not among the checks asked for"))
-            else:
-                results.append(self.one_check(entry))
-        ran = [result for result in results if result.status != "not-run"]
-        if ran:
-            samples = sum(m.n or 0 for result in ran for m in result.measured.values())
-            seconds = time.perf_counter() - start
-            self.costs.append(
-                TierCost(tier=tier, num_checks=len(ran), seconds=seconds, num_samples=samples, peak_mib=peak_mib())
-            )
-        failed = [result.id for result in ran if result.status == "failed"]
-        if failed and self.stopped is None:
-            self.stopped = f"{tier} failed ({failed[0]}{' and others' if len(failed) > 1 else ''})"
-        return results
-
-    def one_check(self, entry: Check) -> CheckResult:
+    def __call__(self, check_id: str) -> Outcome:
         """Run a check in every dtype, up to the first in which it fails unexpectedly."""
+        (entry,) = (entry for entry in all_checks() if entry.id == check_id)
+        self.watched.failed = False
         done: list[CheckResult] = []
         for dtype in self.subject.capabilities.dtypes:
             reason = expected_reason(entry.id, dtype, self.expected)
@@ -283,18 +261,106 @@ class _Run:
                 break
         result = _merged(done)
         if result.status != "failed":
-            return result
-        if entry.id == _FIRST or self.watched.failed:
-            self.stopped = f"no model to go on with ({entry.id})"
-        dtype = self.subject.capabilities.dtypes[len(done) - 1]
-        line = reproduce_line(entry.id, self.subject, self.tier, dtype)
-        return dataclasses.replace(result, diagnosis=f"{result.diagnosis}\nreproduce: {line}")
+            return Outcome(result, False, peak_mib())
+        ends_run = entry.id == _FIRST or self.watched.failed
+        return self._failed(result, self.subject.capabilities.dtypes[len(done) - 1], ends_run=ends_run)
 
-    def not_run(self, entry: Check, why: str) -> CheckResult:
-        return CheckResult(id=entry.id, clause=entry.clause, status="not-run", seed=self.subject.seed, diagnosis=why)
+    def lost(self, check_id: str, why: str) -> Outcome:
+        """Return the outcome of a check whose process is gone."""
+        (entry,) = (entry for entry in all_checks() if entry.id == check_id)
+        result = CheckResult(id=entry.id, clause=entry.clause, status="failed", seed=self.subject.seed, diagnosis=why)
+        return self._failed(result, self.subject.capabilities.dtypes[0], ends_run=entry.id == _FIRST)
 
-    def failed_manifest(self, check_id: str, why: str) -> CheckResult:
-        return CheckResult(id=check_id, clause=why, status="failed", seed=self.subject.seed, diagnosis=why)
+    def _failed(self, result: CheckResult, dtype: str, *, ends_run: bool) -> Outcome:
+        line = reproduce_line(result.id, self.subject, self.tier, dtype)
+        told = dataclasses.replace(result, diagnosis=f"{result.diagnosis}\nreproduce: {line}")
+        return Outcome(told, ends_run, peak_mib())
+
+
+class _Run:
+    """One run, from the first tier to the first that fails."""
+
+    def __init__(self, checker: _Checker, tiers: Sequence[str], wanted: set[str]) -> None:
+        self._checker, self._tiers, self._wanted = checker, tiers, wanted
+        self._subject = checker.subject
+        self._entries = [entry for entry in all_checks() if entry.applies(self._subject.capabilities)]
+        self._outcomes: dict[str, Outcome] = {}
+
+    def to_its_end(self, jobs: int, *, progress: bool) -> None:
+        """Run every check that is asked for, up to what a failure makes pointless."""
+        entries = [entry for entry in self._entries if entry.tier in self._tiers and entry.id in self._wanted]
+        together: dict[str, list[Check]] = {}
+        for entry in entries:
+            together.setdefault(entry.group or entry.id, []).append(entry)
+        groups = list(together.values())
+        if min(jobs, len(groups)) <= 1:
+            outcomes = one_after_another(self._checker, groups, self._needs)
+        else:
+            quick = self._checker.tier == "pr"
+            outcomes = in_processes(self._checker, groups, self._needs, min(jobs, len(groups)), quick=quick)
+        for outcome in _shown(outcomes, len(entries), progress):
+            self._outcomes[outcome.result.id] = outcome
+
+    def _needs(self, entry: Check) -> bool:
+        """Whether what a check finds can still matter."""
+        return self._stops()[self._entries.index(entry)] is None
+
+    def _stops(self) -> list[str | None]:
+        """Return for each check why it is not run, as far as that is known: because of a check or tier before it."""
+        reasons: list[str | None] = []
+        why, tier, failed = None, "", ""
+        for entry in self._entries:
+            if entry.tier != tier and failed:
+                why = why or f"{tier} failed ({failed})"
+            tier = entry.tier
+            reasons.append(why)
+            outcome = self._outcomes.get(entry.id)
+            if why is None and outcome is not None and outcome.result.status == "failed":
+                failed = f"{failed.removesuffix(' and others')} and others" if failed else entry.id
+                if outcome.ends_run:
+                    why = f"no model to go on with ({entry.id})"
+        return reasons
+
+    def results(self) -> list[CheckResult]:
+        """Return a result for every check of the manifest, run or not."""
+        results = []
+        for entry, why in zip(self._entries, self._stops(), strict=True):
+            if entry.tier not in self._tiers:
+                results.append(self._not_run(entry, f"tier {self._checker.tier!r} ends before {entry.tier}"))
+            elif why is not None:
+                results.append(self._not_run(entry, why))
+            elif entry.id not in self._wanted:
+                results.append(self._not_run(entry, "not among the checks asked for"))
+            else:
+                results.append(self._outcomes[entry.id].result)
+        faults = manifest_faults([result.id for result in results], self._subject.capabilities)
+        kept = [result for result in results if result.id not in faults]
+        return kept + [self._failed_manifest(check_id, why) for check_id, why in faults.items()]
+
+    def costs(self) -> list[TierCost]:
+        """Return what each tier cost of which something was run."""
+        found = []
+        for tier in self._tiers:
+            stops = zip(self._entries, self._stops(), strict=True)
+            ids = [entry.id for entry, why in stops if entry.tier == tier and why is None]
+            ran = [self._outcomes[check_id] for check_id in ids if check_id in self._outcomes]
+            if ran:
+                peaks = [outcome.peak_mib for outcome in ran if outcome.peak_mib is not None]
+                cost = TierCost(
+                    tier=tier,
+                    num_checks=len(ran),
+                    seconds=sum(outcome.result.seconds for outcome in ran),
+                    num_samples=sum(m.n or 0 for outcome in ran for m in outcome.result.measured.values()),
+                    peak_mib=max(peaks, default=None),
+                )
+                found.append(cost)
+        return found
+
+    def _not_run(self, entry: Check, why: str) -> CheckResult:
+        return CheckResult(id=entry.id, clause=entry.clause, status="not-run", seed=self._subject.seed, diagnosis=why)
+
+    def _failed_manifest(self, check_id: str, why: str) -> CheckResult:
+        return CheckResult(id=check_id, clause=why, status="failed", seed=self._subject.seed, diagnosis=why)
 
 
 def _merged(results: Sequence[CheckResult]) -> CheckResult:
@@ -325,17 +391,18 @@ def reproduce_line(check_id: str, subject: Subject, tier: str, dtype: str) -> st
     return " ".join(parts)
 
 
-def _shown(entries: Iterable[Check], tier: str, progress: bool) -> Iterator[Check]:
-    """Yield the checks, with a progress bar where that is wanted and tqdm is installed."""
+def _shown(outcomes: Iterator[Outcome], total: int, progress: bool) -> Iterator[Outcome]:
+    """Yield the outcomes, with a progress bar where that is wanted and tqdm is installed."""
     if not progress:
-        yield from entries
+        yield from outcomes
         return
     try:
         from tqdm import tqdm
     except ImportError:
-        yield from entries
+        yield from outcomes
         return
-    bar = tqdm(list(entries), desc=tier, unit="check", leave=False)
-    for entry in bar:
-        bar.set_postfix_str(entry.id)
-        yield entry
+    with tqdm(total=total, unit="check", leave=False) as bar:
+        for outcome in outcomes:
+            bar.set_description(outcome.result.id)
+            bar.update()
+            yield outcome

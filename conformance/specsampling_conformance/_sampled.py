@@ -250,11 +250,20 @@ def _worst(process: EProcess) -> list[str]:
     return [f"{' '.join(str(int(i)) for i in c)}: expected {expected[c]:.0f}, got {process.counts[c]}" for c in cells]
 
 
+_NEIGHBOURS = ("model_draft", "second_pair")
+"""What the rows of are held against each other."""
+
+
+def _group(name: str) -> str:
+    return "T2.neighbours" if name in _NEIGHBOURS else f"T2.{name}"
+
+
 def _sequences_check(name: str, setting: SampledSetting) -> None:
     @check(
         f"T2.sequences.{name}",
         f"Sequences drawn from fresh seeds follow the exact joint law {setting.claim}; the test may stop after any"
         " batch and is wrong with probability at most 2e-8.",
+        group=_group(name),
     )
     def run(subject: Subject) -> Measured:
         drawn = sample(subject, name)
@@ -284,9 +293,10 @@ for _name, _setting in SAMPLED.items():
     "T2.rows.neighbours",
     "The first two tokens of neighbouring rows are independent of each other: rows share no uniforms.",
     requires=("rows", "per_row_rollback"),
+    group="T2.neighbours",
 )
 def _neighbours(subject: Subject) -> Measured:
-    tests = [sample(subject, name).neighbours for name in ("model_draft", "second_pair")]
+    tests = [sample(subject, name).neighbours for name in _NEIGHBOURS]
     # The mean of two e-values is an e-value.
     log_e = float(log_sum_exp(np.array([test.log_e for test in tests]), axis=0)) - math.log(len(tests))
     if log_e >= tests[0].threshold:

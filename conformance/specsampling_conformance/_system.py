@@ -12,6 +12,7 @@ from specsampling_conformance._cast import EXACT, PAIRS, is_hosted
 from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
 from specsampling_conformance._greedy import compare_greedy
 from specsampling_conformance._host import host_copy
+from specsampling_conformance._oracle import block_logits, padded_length
 from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._replays import BlockScores, Players, hold, rounding_for, run_rounds
 from specsampling_conformance._trial import tolerance_for
@@ -83,11 +84,10 @@ def _make_stage(subject: Subject, name: str) -> _Stage:
     delta, scale, spread = 0.0, 1.0, 0.0
     for role, model, reference in (("target", target, reference_scores[0]), ("draft", draft, reference_scores[1])):
         for prompt in prompts[:4]:
-            logits, _ = model.score(model.init_cache(1, 64), np.array([prompt], dtype=np.int32))
             expected = np.stack([reference.logits(tuple(prompt[: end + 1])) for end in range(len(prompt))])
-            delta = max(delta, float(np.max(np.abs(host_copy(logits)[0] - expected))))
+            delta = max(delta, float(np.max(np.abs(block_logits(model, prompt) - expected))))
             scale = max(scale, float(np.max(np.abs(expected))))
-            cache, steps = model.init_cache(1, 64), []
+            cache, steps = model.init_cache(1, padded_length(len(prompt))), []
             for token in prompt:
                 logits, cache = model.score(cache, np.array([[token]], dtype=np.int32))
                 steps.append(host_copy(logits)[0, 0])

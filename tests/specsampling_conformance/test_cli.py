@@ -7,6 +7,7 @@ import pytest
 import specsampling
 from specsampling_conformance import __main__ as cli
 from specsampling_conformance import _catalogue as catalogue
+from specsampling_conformance import _entry_point
 
 
 def lines(capsys):
@@ -26,14 +27,15 @@ def test_a_run_writes_both_reports_and_says_what_it_found(tmp_path, capsys):
     assert "<!doctype html>" in files[1].read_text()
     out = lines(capsys)
     assert out[-1].endswith("Level: none. Seed: 11.")
-    assert out[-2].startswith("T0  ")
+    assert out[-3].startswith("T0  ")
+    assert out[-2].endswith(" in 1 process")
 
 
 def test_a_failure_is_the_exit_status(tmp_path, capsys, monkeypatch):
     def broken(name, checkpoint, *, dtype, device):
         raise OSError("no weights here")
 
-    monkeypatch.setattr(cli, "load_model", broken)
+    monkeypatch.setattr(_entry_point, "load_model", broken)
     status = cli.main(["--json", str(tmp_path / "report.json")])
     assert status == 1
     report = json.loads((tmp_path / "report.json").read_text())
@@ -118,7 +120,7 @@ def test_target_and_draft_may_be_of_two_backends(tmp_path, capsys, monkeypatch):
         loaded.add((name, checkpoint.name, dtype, device))
         return specsampling.load_model("numpy", checkpoint, dtype=dtype)
 
-    monkeypatch.setattr(cli, "load_model", load)
+    monkeypatch.setattr(_entry_point, "load_model", load)
     status = dict.fromkeys(("numpy", "jax"), specsampling.BackendStatus("", True, "", ""))
     monkeypatch.setattr(
         cli, "available_backends", lambda: [entry._replace(name=name) for name, entry in status.items()]
@@ -152,7 +154,7 @@ def test_an_adapter_that_hosts_no_foreign_weights_is_given_its_own(tmp_path, cap
         loaded.append(checkpoint)
         return specsampling.load_model(name, checkpoint, dtype=dtype, device=device)
 
-    monkeypatch.setattr(cli, "load_model", load)
+    monkeypatch.setattr(_entry_point, "load_model", load)
     checks = ["--checks", "T1.law.self_draft", "--checks", "T0.cache.fresh_processes", "--checks", "T0.model.*"]
     assert cli.main(["--checkpoint", str(mine), "--dtype", "float32", "--tier", "exact", *checks]) == 0
     assert "3 passed" in capsys.readouterr().out
@@ -161,6 +163,6 @@ def test_an_adapter_that_hosts_no_foreign_weights_is_given_its_own(tmp_path, cap
 
 def test_a_failure_with_an_own_checkpoint_is_reproduced_with_it(tmp_path, capsys, monkeypatch, write_checkpoint):
     mine = write_checkpoint(tmp_path / "my model")
-    monkeypatch.setattr(cli, "load_model", lambda *_, **__: None)
+    monkeypatch.setattr(_entry_point, "load_model", lambda *_, **__: None)
     assert cli.main(["--checkpoint", str(mine), "--tier", "contract"]) == 1
     assert f"--backend numpy --checkpoint '{mine}' --tier contract" in capsys.readouterr().out

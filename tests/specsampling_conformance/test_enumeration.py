@@ -10,6 +10,7 @@ from specsampling_conformance._enumeration import (
     Scenario,
     TooManyPathsError,
     enumerate_laws,
+    row_shares,
 )
 from specsampling_conformance._oracle import lookup_proposal, one_token_law, outcome_law, total_variation
 from specsampling_numpy import TableModel
@@ -65,6 +66,35 @@ def test_rows_after_their_first_rejection_need_no_branching():
     few, many = laws(False), laws(True)
     assert few.num_paths < many.num_paths
     assert total_variation(few.outcomes, many.outcomes) < 1e-12
+
+
+def test_a_scenario_with_more_to_explore_may_have_more_rows():
+    temperatures, scenario_of = [0.5, 2.0], row_shares([1, 9], 20)
+    sampling = Sampling(temperature=[temperatures[number] for number in scenario_of])
+    laws = enumerate_laws(
+        lambda source: Decoder(TARGET, DRAFT, sampling=sampling, randomness=source),
+        [Scenario((1,), 2)] * 2,
+        batch_size=20,
+        scenario_of=scenario_of,
+    )
+    for law, temperature in zip(laws, temperatures, strict=True):
+        one, two = (one_token_law(model, temperature=temperature) for model in (TARGET, DRAFT))
+        expected = outcome_law(one, two, (1,), max_new_tokens=2, schedule=(2,))
+        assert total_variation(law.outcomes, expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("weights", "batch_size", "counts"),
+    [([1], 5, [5]), ([1, 1], 6, [3, 3]), ([1, 1e9, 1], 192, [1, 190, 1]), ([3, 1], 4, [3, 1]), ([5, 5, 5], 3, [1] * 3)],
+)
+def test_rows_are_dealt_out_by_weight_and_every_scenario_has_one(weights, batch_size, counts):
+    dealt = row_shares(weights, batch_size)
+    assert [dealt.count(number) for number in range(len(weights))] == counts
+
+
+def test_rows_of_a_kind_are_spread_over_the_batch():
+    assert row_shares([1, 1], 6) == [0, 1] * 3
+    assert "1" in "".join(map(str, row_shares([3, 1], 16)[:8]))
 
 
 def test_rows_of_one_batch_may_have_settings_of_their_own():
