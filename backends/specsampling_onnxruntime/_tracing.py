@@ -10,8 +10,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from specsampling import CapabilityError
 
 # How a model of transformers is called with masks and positions is the PyTorch backend's knowledge.
-from specsampling_torch._architecture import CausalLM
-from specsampling_torch._masks import Visibility
+from specsampling_torch import CausalLM
 
 from ._build import LAYOUT_KEY, LAYOUT_VERSION, MAX_LENGTH_KEY
 from ._graph import OPSET
@@ -76,7 +75,7 @@ class _Step(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, module: Any, model: CausalLM) -> None:
         super().__init__()
-        self.module, self._model = module, model
+        self.module, self._model = module, model  # the module is a submodule, so that its weights are the graph's
 
     def forward(self, input_ids: Any, past_lengths: Any, logit_positions: Any, *buffers: Any) -> tuple[Any, ...]:
         layers: list[Any] = [
@@ -85,33 +84,17 @@ class _Step(torch.nn.Module):  # type: ignore[misc]
         positions = past_lengths[:, None] + torch.arange(input_ids.shape[1])
         if self._model.max_length is not None:
             positions = positions.clamp(max=self._model.max_length - 1)  # padding may lie past the limit
-        visibility = Visibility(positions, buffers[0].shape[2], buffers[0].dtype)
-        logits = _logits(self._model, input_ids, positions, visibility, Cache(layers=layers), logit_positions)
+        span = buffers[0].shape[2]
+        logits = self._model.logits(input_ids, positions, Cache(layers=layers), span=span, wanted=logit_positions)
         return logits, *(tensor for layer in layers for tensor in (layer.keys, layer.values))
-
-
-def _logits(model: CausalLM, tokens: Any, positions: Any, visibility: Visibility, cache: Cache, wanted: Any) -> Any:
-    """Call a model for the logits of the `wanted` positions, a tensor, where `CausalLM` itself takes a number."""
-    arguments = {
-        "input_ids": tokens,
-        "position_ids": positions,
-        "attention_mask": model._masks(visibility),
-        model._cache_name: cache,
-        "use_cache": True,
-    }
-    named = {name: value for name, value in arguments.items() if name in model._base_names}
-    if model._has_logits_to_keep:
-        return model._module(**named, logits_to_keep=wanted).logits
-    return model._module(**named).logits.index_select(1, wanted)
 
 
 def trace(module: Any, path: Path) -> None:
     """Write the graph of a model."""
     model = CausalLM(module.eval())
-    dtype = next(module.parameters()).dtype
-    probe = DynamicCache(config=module.config)
+    probe, zero = DynamicCache(config=model.config), torch.zeros((1, 1), dtype=torch.int64)
     with torch.no_grad():
-        module(input_ids=torch.zeros((1, 1), dtype=torch.int64), **{model._cache_name: probe})
+        model.logits(zero, zero, probe, span=1, wanted=1)
     shapes = []
     for layer in probe.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
@@ -129,7 +112,7 @@ def trace(module: Any, path: Path) -> None:
                 torch.zeros((_ROWS, _BLOCK), dtype=torch.int64),
                 torch.zeros(_ROWS, dtype=torch.int64),
                 torch.arange(_BLOCK - 1),
-                *(torch.zeros((_ROWS, heads, _CAPACITY, size), dtype=dtype) for _, heads, _, size in shapes),
+                *(torch.zeros((_ROWS, heads, _CAPACITY, size), dtype=model.dtype) for _, heads, _, size in shapes),
             ),
             input_names=["input_ids", "past_lengths", "logit_positions", *(f"cache.{name}" for name in names)],
             output_names=["logits", *(f"updated.{name}" for name in names)],

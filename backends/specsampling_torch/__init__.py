@@ -36,10 +36,11 @@ Examples
 from os import PathLike
 from typing import Any
 
+from ._architecture import CausalLM
 from ._model import TorchCache, TorchModel
 from ._text import TextEvent, TextGeneration, TextGenerator
 
-__all__ = ["TextEvent", "TextGeneration", "TextGenerator", "TorchCache", "TorchModel", "load"]
+__all__ = ["CausalLM", "TextEvent", "TextGeneration", "TextGenerator", "TorchCache", "TorchModel", "load"]
 
 
 def load(

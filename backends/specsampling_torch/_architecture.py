@@ -112,6 +112,10 @@ class CausalLM:
         Whether its model type is one that the tests cover.
     max_length : int or None
         Its context limit.
+    config : transformers.PreTrainedConfig
+        The model's own.
+    dtype : torch.dtype
+        That of its weights, and so of masks.
     layers : list
         Transformers' own layer caches, which tell what kind each layer is.
 
@@ -119,6 +123,23 @@ class CausalLM:
     ------
     CapabilityError
         If the architecture cannot be served, by name and with the reason.
+
+    Notes
+    -----
+    `TorchModel` calls its module through this. It is public for those who bring a cache of their own, as the exporter
+    of ``specsampling_onnxruntime`` does.
+
+    Examples
+    --------
+    >>> import specsampling, torch, transformers
+    >>> from specsampling_torch import CausalLM
+    >>> path = specsampling.bundled("draft")
+    >>> model = CausalLM(transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32"))
+    >>> cache, tokens = transformers.DynamicCache(config=model.config), torch.tensor([[82, 79, 77]])
+    >>> with torch.no_grad():
+    ...     logits = model.logits(tokens, torch.tensor([[0, 1, 2]]), cache, span=3, wanted=torch.tensor([0, 2]))
+    >>> tuple(logits.shape)
+    (1, 2, 256)
     """
 
     def __init__(self, module: Any) -> None:
@@ -128,6 +149,8 @@ class CausalLM:
         text = config.get_text_config()
         self.is_proven = config.model_type in PROVEN
         self.max_length = context_limit(config)
+        self.config = config
+        self.dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
         self._module = module
         # The part without the head, which prompts are fed to.
         self._base = module.base_model
@@ -185,8 +208,37 @@ class CausalLM:
             return next((visibility.mask(kind) for kind in self._kinds.values() if kind is not None), None)
         return {name: None if kind is None else visibility.mask(kind) for name, kind in self._kinds.items()}
 
-    def __call__(self, tokens: Any, positions: Any, visibility: Visibility, store: Any, num_logits: int) -> Any:
-        """Feed a block through every layer and return the logits of its last `num_logits` positions; None for 0."""
+    def logits(self, tokens: Any, positions: Any, cache: Any, *, span: int, wanted: Any) -> Any:
+        """Feed a block of rows that each stand at their own place.
+
+        Parameters
+        ----------
+        tokens : tensor
+            Integers of shape ``(B, T)``.
+        positions : tensor
+            Integers of shape ``(B, T)``: where each token stands in its row.
+        cache : transformers.Cache
+            Takes every layer's keys and values of the block, and gives back those of positions 0 to `span`. What lies
+            past a token's own position in its row is masked, whatever it is.
+        span : int
+            How many keys that is.
+        wanted : int or tensor
+            How many of the block's last positions need logits; or which, integers of shape ``(n,)``.
+
+        Returns
+        -------
+        tensor or None
+            Floats of shape ``(B, n, V)``; None where `wanted` is 0.
+        """
+        visibility = Visibility(positions, span, self.dtype)
+        if isinstance(wanted, int):
+            return self(tokens, positions, visibility, cache, wanted)
+        named = self._arguments(tokens, positions, visibility, cache)
+        if self._has_logits_to_keep:
+            return self._module(**named, logits_to_keep=wanted).logits
+        return self._module(**named).logits.index_select(1, wanted)
+
+    def _arguments(self, tokens: Any, positions: Any, visibility: Visibility, store: Any) -> dict[str, Any]:
         arguments = {
             "input_ids": tokens,
             "position_ids": positions,
@@ -194,7 +246,11 @@ class CausalLM:
             self._cache_name: store,
             "use_cache": True,
         }
-        named = {name: value for name, value in arguments.items() if name in self._base_names}
+        return {name: value for name, value in arguments.items() if name in self._base_names}
+
+    def __call__(self, tokens: Any, positions: Any, visibility: Visibility, store: Any, num_logits: int) -> Any:
+        """Feed a block through every layer and return the logits of its last `num_logits` positions; None for 0."""
+        named = self._arguments(tokens, positions, visibility, store)
         # 0 means "all" to transformers: the head is left out by calling what is below it.
         if num_logits == 0:
             self._base(**named)

@@ -172,6 +172,21 @@ def test_adapters_and_suite_use_only_public_names_of_the_core(path):
     assert strangers == []
 
 
+@pytest.mark.parametrize("path", sources())
+def test_packages_import_only_what_others_list_at_their_top(path):
+    package = next(name for name, folder in PACKAGES.items() if path.is_relative_to(folder))
+    strangers = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            is_others = _is_own(node.module) and node.module.partition(".")[0] != package
+            strangers += [node.module] if is_others and (node.module not in PACKAGES or _has_private(node)) else []
+    assert strangers == []
+
+
+def _has_private(node):
+    return any(alias.name.startswith("_") and alias.name != "__version__" for alias in node.names)
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_say_that_they_are_typed(package):
     assert (PACKAGES[package] / "py.typed").is_file()
