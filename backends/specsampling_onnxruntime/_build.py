@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from specsampling_numpy import LlamaConfig, Weights, open_weights, read_config
 
-from ._graph import GraphWriter
+from ._graph import CONTRIBUTED, GraphWriter
 from ._quantization import BITS, add_product
 
-__all__ = ["DTYPES", "LAYOUT_KEY", "LAYOUT_VERSION", "MAX_LENGTH_KEY", "build"]
+__all__ = ["DEVICE_KEY", "DTYPES", "LAYOUT_KEY", "LAYOUT_VERSION", "MAX_LENGTH_KEY", "build"]
 
 DTYPES = ("float32", "float16", "int8", "int4")
 """What :func:`build` makes: int8 and int4 are weights only, in float32 arithmetic."""
@@ -31,6 +31,9 @@ LAYOUT_VERSION = "1"
 MAX_LENGTH_KEY = "specsampling.max_length"
 """Entry with the context limit."""
 
+DEVICE_KEY = "specsampling.device"
+"""Entry that names the only kind of device the graph runs on, where there is but one."""
+
 
 class _Step(NamedTuple):
     """What all layers of one step share."""
@@ -38,10 +41,13 @@ class _Step(NamedTuple):
     past_lengths: str
     cosines: str
     sines: str
-    masks: dict[int | None, str]  # by window: 0 or -inf, (B, 1, groups * T, capacity)
+    masks: dict[int | None, str]  # by window: 0 or -inf, (B, 1, T * groups, capacity)
+    merged: str  # the shape (B, T, heads * width)
 
 
-def build(checkpoint: str | PathLike[str], out: str | PathLike[str], *, dtype: str = "float32") -> Path:
+def build(
+    checkpoint: str | PathLike[str], out: str | PathLike[str], *, dtype: str = "float32", device: str = "cpu"
+) -> Path:
     """Write the ONNX graph of a checkpoint of the Llama family.
 
     Parameters
@@ -53,6 +59,9 @@ def build(checkpoint: str | PathLike[str], out: str | PathLike[str], *, dtype: s
     dtype : str
         "float32" or "float16"; or "int8" or "int4", where matrices are stored in blocks of integers (MatMulNBits) and
         everything else is float32.
+    device : str
+        Where it will run, "cpu" or "cuda". For the CPU attention is one operator of ONNX Runtime's; a graph for CUDA
+        does the same in several, and runs anywhere.
 
     Returns
     -------
@@ -64,7 +73,7 @@ def build(checkpoint: str | PathLike[str], out: str | PathLike[str], *, dtype: s
     FileNotFoundError
         If the directory or a file in it is missing.
     ValueError
-        If `dtype` is another, or config and weights do not agree.
+        If `dtype` or `device` is another, or config and weights do not agree.
     CapabilityError
         If the architecture is not supported.
 
@@ -80,18 +89,27 @@ def build(checkpoint: str | PathLike[str], out: str | PathLike[str], *, dtype: s
     """
     if dtype not in DTYPES:
         raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"`device` must be 'cpu' or 'cuda', got {device!r}")
     config = read_config(Path(checkpoint))
     weights = open_weights(Path(checkpoint), config)
     graph = GraphWriter()
-    _Decoder(graph, config, weights, dtype).write()
+    _Decoder(graph, config, weights, dtype, device).write()
     path = Path(out)
-    graph.write(path, {LAYOUT_KEY: LAYOUT_VERSION, MAX_LENGTH_KEY: str(config.max_position_embeddings)})
+    properties = {LAYOUT_KEY: LAYOUT_VERSION, MAX_LENGTH_KEY: str(config.max_position_embeddings)}
+    graph.write(path, properties | ({DEVICE_KEY: device} if device == "cpu" else {}))
     return path
 
 
 class _Decoder:
-    def __init__(self, graph: GraphWriter, config: LlamaConfig, weights: Weights, dtype: str) -> None:
-        self.graph, self.config, self.weights = graph, config, weights
+    """Writes the nodes.
+
+    The query heads that share a key are rows of one matrix: a token's ``heads`` are ordered so that those with the same
+    place in their groups stand side by side, and ``(B, T, heads * width)`` *is* ``(B, T * groups, kv_heads * width)``.
+    """
+
+    def __init__(self, graph: GraphWriter, config: LlamaConfig, weights: Weights, dtype: str, device: str) -> None:
+        self.graph, self.config, self.weights, self.device = graph, config, weights, device
         self.bits = BITS.get(dtype)
         self.dtype = np.dtype("float32" if self.bits else dtype)
 
@@ -107,11 +125,14 @@ class _Decoder:
         embedding = graph.add_weight("embedding", self._tensor("model.embed_tokens.weight"))
         x = graph.add("Gather", embedding, tokens, axis=0)
         step = self._step(tokens, past_lengths)
+        change = None  # what is still to be added to x
         for layer in range(config.num_hidden_layers):
-            x = self._add_attention(x, layer, step)
-            x = self._add_mlp(x, layer)
-        x = graph.add("Gather", x, wanted, axis=1)
-        x = self._norm(x, "model.norm.weight")
+            x, normalised = self._add_and_norm(x, change, f"model.layers.{layer}.input_layernorm.weight")
+            change = self._attention(normalised, layer, step)
+            x, normalised = self._add_and_norm(x, change, f"model.layers.{layer}.post_attention_layernorm.weight")
+            change = self._mlp(normalised, layer)
+        x = x if change is None else graph.add("Add", x, change)
+        x = self._norm(graph.add("Gather", x, wanted, axis=1), "model.norm.weight")
         head = self._tensor("lm_head.weight")
         add_product(graph, x, "head", head, None, bits=self.bits, output="logits")
         graph.add_output("logits", self.dtype, ["batch", "num_logits", config.vocab_size])
@@ -125,6 +146,22 @@ class _Decoder:
     def _norm(self, x: str, name: str, scale: float = 1.0) -> str:
         weight = self.graph.add_weight(name, self._tensor(name) * self.dtype.type(scale))
         return self.graph.add("RMSNormalization", x, weight, axis=-1, epsilon=self.config.rms_norm_eps)
+
+    def _add_and_norm(self, x: str, change: str | None, name: str) -> tuple[str, str]:
+        """Return ``x + change`` and its normalisation, of one operator: what a small step costs is their number."""
+        if change is None:
+            return x, self._norm(x, name)
+        weight, total, normalised = self.graph.add_weight(name, self._tensor(name)), f"{name}.sum", f"{name}.normalised"
+        self.graph.add_split(
+            "SkipSimplifiedLayerNormalization",
+            x,
+            change,
+            weight,
+            outputs=[normalised, "", "", total],
+            domain=CONTRIBUTED,
+            epsilon=self.config.rms_norm_eps,
+        )
+        return total, normalised
 
     def _step(self, tokens: str, past_lengths: str) -> _Step:
         """Turn lengths into rotations and masks."""
@@ -140,10 +177,9 @@ class _Decoder:
             graph.add("CastLike", graph.add(function, angles), graph.constant(0, self.dtype))
             for function in ("Cos", "Sin")
         )
-        # The query heads that share a key are rows of one matrix, head by head.
         groups = config.num_attention_heads // config.num_key_value_heads
-        rows = graph.add("Tile", positions, graph.constant([1, groups]))
-        rows = graph.add("Unsqueeze", rows, graph.constant([1, 3]))
+        rows = graph.add("Tile", graph.add("Unsqueeze", positions, graph.constant([2])), graph.constant([1, 1, groups]))
+        rows = graph.add("Reshape", rows, graph.constant([0, 1, -1, 1]))
         capacity = graph.add("Squeeze", graph.add("Shape", "cache.0.key", start=2, end=3))
         columns = graph.add("Range", zero, capacity, one)
         masks: dict[int | None, str] = {}
@@ -153,77 +189,85 @@ class _Decoder:
                 near = graph.add("Greater", columns, graph.add("Sub", rows, graph.constant(window)))
                 seen = graph.add("And", seen, near)
             masks[window] = graph.add("Where", seen, graph.constant(0, self.dtype), graph.constant(-np.inf, self.dtype))
-        return _Step(past_lengths, cosines, sines, masks)
+        width = graph.constant([config.num_attention_heads * config.head_dim])
+        merged = graph.add("Concat", graph.add("Shape", tokens), width, axis=0)
+        return _Step(past_lengths, cosines, sines, masks, merged)
 
-    def _add_attention(self, x: str, layer: int, step: _Step) -> str:
+    def _attention(self, x: str, layer: int, step: _Step) -> str:
         graph, config = self.graph, self.config
         heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        prefix = f"model.layers.{layer}."
-        scale = width**-0.5  # multiplied into whatever makes the queries
-
-        def stacked(kind: str) -> NDArray[Any]:
-            parts = [self._tensor(f"{prefix}self_attn.{name}_proj.{kind}") for name in "qkv"]
-            if not config.head_norms:
-                parts[0] = parts[0] * self.dtype.type(scale)
-            return np.concatenate(parts)
-
-        normalised = self._norm(x, f"{prefix}input_layernorm.weight")
-        bias = stacked("bias") if config.query_bias else None
-        qkv = add_product(graph, normalised, f"{prefix}qkv", stacked("weight"), bias, bits=self.bits)
-        qkv = graph.add("Reshape", qkv, graph.constant([0, 0, heads + 2 * kv_heads, width]))
-        qkv = graph.add("Transpose", qkv, perm=[0, 2, 1, 3])
+        prefix = f"model.layers.{layer}.self_attn."
+        bias = self._stacked(prefix, "bias") if config.query_bias else None
+        qkv = add_product(graph, x, f"{prefix}qkv", self._stacked(prefix, "weight"), bias, bits=self.bits)
+        sizes = graph.constant([heads * width, kv_heads * width, kv_heads * width])
+        queries, keys, values = graph.add_split("Split", qkv, sizes, outputs=3, axis=-1)
         if config.head_norms:
-            parts = graph.constant([heads, kv_heads, kv_heads])
-            queries, keys, values = graph.add_split("Split", qkv, parts, outputs=3, axis=1)
-            queries = self._norm(queries, f"{prefix}self_attn.q_norm.weight", scale)
-            keys = self._norm(keys, f"{prefix}self_attn.k_norm.weight")
-            queries, keys = (graph.add("RotaryEmbedding", x, step.cosines, step.sines) for x in (queries, keys))
-        else:
-            turned, values = graph.add_split(
-                "Split", qkv, graph.constant([heads + kv_heads, kv_heads]), outputs=2, axis=1
-            )
-            turned = graph.add("RotaryEmbedding", turned, step.cosines, step.sines)
-            queries, keys = graph.add_split("Split", turned, graph.constant([heads, kv_heads]), outputs=2, axis=1)
+            queries = self._norm_heads(queries, f"{prefix}q_norm.weight", heads, width**-0.5)
+            keys = self._norm_heads(keys, f"{prefix}k_norm.weight", kv_heads)
+        queries = graph.add("RotaryEmbedding", queries, step.cosines, step.sines, num_heads=heads)
+        keys = graph.add("RotaryEmbedding", keys, step.cosines, step.sines, num_heads=kv_heads)
         keys, values = (
             graph.add(
                 "TensorScatter",
                 f"cache.{layer}.{kind}",
-                new,
+                self._by_head(new),
                 step.past_lengths,
                 output=f"updated.{layer}.{kind}",
                 axis=2,
             )
             for kind, new in (("key", keys), ("value", values))
         )
-        queries = graph.add("Reshape", queries, graph.constant([0, kv_heads, -1, width]))
-        # ONNX Runtime makes one operator of these two, which reads the keys where they are.
-        scores = graph.add("MatMul", queries, graph.add("Transpose", keys, perm=[0, 1, 3, 2]))
-        scores = graph.add("Add", scores, step.masks[config.windows[layer]])
-        mixed = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), values)
-        mixed = graph.add("Reshape", mixed, graph.constant([0, heads, -1, width]))
-        mixed = graph.add("Transpose", mixed, perm=[0, 2, 1, 3])
-        mixed = graph.add("Reshape", mixed, graph.constant([0, 0, heads * width]))
-        return graph.add("Add", x, self._linear(mixed, f"{prefix}self_attn.o_proj", config.output_bias))
+        queries = graph.add("Reshape", queries, graph.constant([0, -1, kv_heads * width]))
+        mixed = graph.add("Reshape", self._mix(queries, keys, values, step.masks[config.windows[layer]]), step.merged)
+        weight = self._tensor(f"{prefix}o_proj.weight")
+        weight = weight.reshape(-1, kv_heads, heads // kv_heads, width).swapaxes(1, 2).reshape(weight.shape)
+        return self._product(mixed, f"{prefix}o_proj", weight, config.output_bias)
 
-    def _add_mlp(self, x: str, layer: int) -> str:
-        graph, config = self.graph, self.config
-        prefix = f"model.layers.{layer}."
-        normalised = self._norm(x, f"{prefix}post_attention_layernorm.weight")
-        # One product rather than two: a block of five tokens was the cheaper by a twentieth.
-        weight = self._stacked(f"{prefix}mlp", ("gate", "up"), "weight")
-        bias = self._stacked(f"{prefix}mlp", ("gate", "up"), "bias") if config.mlp_bias else None
-        both = add_product(graph, normalised, f"{prefix}gate_up", weight, bias, bits=self.bits)
-        inner = config.intermediate_size
-        gate, up = graph.add_split("Split", both, graph.constant([inner, inner]), outputs=2, axis=-1)
+    def _stacked(self, prefix: str, kind: str) -> NDArray[Any]:
+        """Return what makes queries, keys and values at once; queries are scaled, and in the order of `_Decoder`."""
+        config = self.config
+        queries, keys, values = (self._tensor(f"{prefix}{name}_proj.{kind}") for name in "qkv")
+        if not config.head_norms:  # else the norm scales them
+            queries = queries * self.dtype.type(config.head_dim**-0.5)
+        groups = config.num_attention_heads // config.num_key_value_heads
+        by_group = queries.reshape(config.num_key_value_heads, groups, config.head_dim, -1).swapaxes(0, 1)
+        return np.concatenate([by_group.reshape(queries.shape), keys, values])
+
+    def _norm_heads(self, x: str, name: str, heads: int, scale: float = 1.0) -> str:
+        width = self.config.head_dim
+        normalised = self._norm(self.graph.add("Reshape", x, self.graph.constant([0, 0, heads, width])), name, scale)
+        return self.graph.add("Reshape", normalised, self.graph.constant([0, 0, heads * width]))
+
+    def _by_head(self, x: str) -> str:
+        """Turn ``(B, n, kv_heads * width)`` into ``(B, kv_heads, n, width)``."""
+        shape = self.graph.constant([0, 0, self.config.num_key_value_heads, self.config.head_dim])
+        return self.graph.add("Transpose", self.graph.add("Reshape", x, shape), perm=[0, 2, 1, 3])
+
+    def _mix(self, queries: str, keys: str, values: str, mask: str) -> str:
+        """Return the mean of `values` for each of the queries ``(B, n, kv_heads * width)``, heads last but one."""
+        graph = self.graph
+        if self.device == "cpu":
+            heads = self.config.num_key_value_heads
+            operands = [queries, keys, values, "", "", mask]
+            return graph.add("MultiHeadAttention", *operands, domain=CONTRIBUTED, num_heads=heads, scale=1.0)
+        # ONNX Runtime makes one operator of the first two, which reads the keys where they are.
+        scores = graph.add("MatMul", self._by_head(queries), graph.add("Transpose", keys, perm=[0, 1, 3, 2]))
+        weights = graph.add("Softmax", graph.add("Add", scores, mask), axis=-1)
+        return graph.add("Transpose", graph.add("MatMul", weights, values), perm=[0, 2, 1, 3])
+
+    def _mlp(self, x: str, layer: int) -> str:
+        graph, prefix, has_bias = self.graph, f"model.layers.{layer}.mlp.", self.config.mlp_bias
+        # Two products: one of both would have to be split, and what it wrote copied.
+        gate, up = (self._linear(x, f"{prefix}{name}_proj", has_bias) for name in ("gate", "up"))
         silu = graph.add("Mul", gate, graph.add("Sigmoid", gate))
-        return graph.add("Add", x, self._linear(graph.add("Mul", silu, up), f"{prefix}mlp.down_proj", config.mlp_bias))
-
-    def _stacked(self, prefix: str, names: tuple[str, ...], kind: str) -> NDArray[Any]:
-        return np.concatenate([self._tensor(f"{prefix}.{name}_proj.{kind}") for name in names])
+        return self._linear(graph.add("Mul", silu, up), f"{prefix}down_proj", has_bias)
 
     def _linear(self, x: str, name: str, has_bias: bool) -> str:
+        return self._product(x, name, self._tensor(f"{name}.weight"), has_bias)
+
+    def _product(self, x: str, name: str, weight: NDArray[Any], has_bias: bool) -> str:
         bias = self._tensor(f"{name}.bias") if has_bias else None
-        return add_product(self.graph, x, name, self._tensor(f"{name}.weight"), bias, bits=self.bits)
+        return add_product(self.graph, x, name, weight, bias, bits=self.bits)
 
 
 _DOUBLE = 11  # onnx.TensorProto.DOUBLE

@@ -54,14 +54,27 @@ class Device:
 
     def open(self, model: Path | bytes, options: Any = None) -> Any:
         """Return a session that computes here, and raise where ONNX Runtime would silently compute elsewhere."""
-        if options is None:
-            options = onnxruntime.SessionOptions()
-            options.log_severity_level = _QUIET
+        if options is not None:
+            return self._open(model, options)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _QUIET
+        # Threads would spin on for some 20 ms after each run. Those of a draft took the cores from its target that way,
+        # and a step of either lasted twice as long.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        try:
+            return self._open(model, options)
+        except RuntimeError as error:
+            if "global thread pool" not in str(error):
+                raise
+            options.use_per_session_threads = False  # the process has one pool for all sessions, and allows no other
+            return self._open(model, options)
+
+    def _open(self, model: Path | bytes, options: Any) -> Any:
         chosen = (self._provider, {"device_id": str(self.index)} if self.kind == "cuda" else {})
         # Operators without a kernel on the device, such as those on shapes, run on the host.
         providers = [chosen] if self.kind == "cpu" else [chosen, (_PROVIDERS["cpu"], {})]
         source = model if isinstance(model, bytes) else str(model)
-        session = onnxruntime.InferenceSession(source, options, providers=providers)
+        session = onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
         if self._provider not in session.get_providers():  # its libraries did not load, which is only logged
             raise CapabilityError(
                 f"ONNX Runtime could not start {self._provider} and would compute with {session.get_providers()}: see "

@@ -11,7 +11,7 @@ from onnx import helper
 
 from specsampling import CapabilityError
 
-from ._build import LAYOUT_KEY, LAYOUT_VERSION, MAX_LENGTH_KEY
+from ._build import DEVICE_KEY, LAYOUT_KEY, LAYOUT_VERSION, MAX_LENGTH_KEY
 
 __all__ = ["CacheTensor", "IN_PLACE", "Layout", "NO_CACHE", "PAST_AND_PRESENT", "SHARED_BUFFER", "read_layout"]
 
@@ -96,6 +96,8 @@ class Layout:
         Context limit, where the file or a config beside it says one.
     max_batch_size : int or None
         Where the graph's batch axis is fixed, or its kernel takes one row at a time.
+    device : str or None
+        The only kind of device that it was built for; None for any.
     """
 
     kind: str
@@ -105,6 +107,7 @@ class Layout:
     dtype: Any
     max_length: int | None
     max_batch_size: int | None
+    device: str | None
 
 
 def read_layout(path: Path) -> Layout:
@@ -165,6 +168,7 @@ def read_layout(path: Path) -> Layout:
         dtype=logits.dtype,
         max_length=int(stated) if stated else _context_length(path.parent),
         max_batch_size=1 if rows == 1 or kind == SHARED_BUFFER else None,
+        device=properties.get(DEVICE_KEY),
     )
 
 

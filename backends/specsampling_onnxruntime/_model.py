@@ -135,6 +135,11 @@ class OnnxModel:
         place = Device(device)
         framework = place.framework(arrays)
         layout = read_layout(Path(path))
+        if layout.device not in (None, place.kind):
+            raise CapabilityError(
+                f"{path} was built for device {layout.device!r}, got {device!r}: build it anew with `device` "
+                f"{place.kind!r}"
+            )
         self.layout = layout.kind
         self.dtype = layout.dtype.name
         self.max_length = layout.max_length if max_length is None else max_length
@@ -173,8 +178,9 @@ class OnnxModel:
         >>> OnnxModel.from_checkpoint(specsampling.bundled("draft"), dtype="int8").dtype
         'float32'
         """
+        place = Device(options.get("device", "cpu"))  # refused before anything is built
         with tempfile.TemporaryDirectory(prefix="specsampling-", ignore_cleanup_errors=True) as folder:
-            model = cls(build(checkpoint, Path(folder) / "model.onnx", dtype=dtype), **options)
+            model = cls(build(checkpoint, Path(folder) / "model.onnx", dtype=dtype, device=place.kind), **options)
         if model.dtype == "float32":
             # The CPU has no float16 arithmetic: such graphs run there, but by casting back and forth.
             dtypes = ("float32",) if model._runner.device.kind == "cpu" else ("float32", "float16")

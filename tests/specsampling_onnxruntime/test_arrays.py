@@ -1,5 +1,7 @@
 """What is bound where: nothing of the cache crosses the host, and every array that is bound is sound."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,11 +209,11 @@ def test_arrays_of_a_framework_that_is_unknown_or_missing_are_refused(
 
 # fault #179 is about a provider that reads the past from the wrong buffer: each that is there recomputes what it cached
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_a_provider_cached_is_what_it_recomputes(graph: Callable[..., Path], device: str) -> None:
+def test_what_a_provider_cached_is_what_it_recomputes(tiny: Path, device: str) -> None:
     provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[device]
     if provider not in onnxruntime.get_available_providers():
         pytest.skip(f"{provider} is not available")
-    model = OnnxModel(graph("built"), device=device, arrays="numpy")
+    model = load(tiny, device=device, arrays="numpy")
     assert model.session.get_providers()[0] == provider
     tokens = np.random.default_rng(0).integers(0, 256, (2, 12))
     _, cache = model.score(model.init_cache(2, 12), tokens[:, :9], num_logits=0)
@@ -237,9 +239,9 @@ def test_a_provider_that_does_not_start_is_an_error(
     device = Device("cuda:0")
     start = onnxruntime.InferenceSession
 
-    def on_the_cpu(source: Any, options: Any, providers: Any) -> Any:
+    def on_the_cpu(source: Any, options: Any, providers: Any, **others: Any) -> Any:
         assert providers == [("CUDAExecutionProvider", {"device_id": "0"}), ("CPUExecutionProvider", {})]
-        return start(source, options, providers=["CPUExecutionProvider"])
+        return start(source, options, providers=["CPUExecutionProvider"], **others)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", on_the_cpu)
     with pytest.raises(CapabilityError, match=r"could not start CUDAExecutionProvider and would compute with \['CPU"):
@@ -256,6 +258,24 @@ def test_options_of_a_session_are_taken(graph: Callable[..., Path]) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     assert OnnxModel(graph("built"), session_options=options).session.get_session_options().intra_op_num_threads == 1
+
+
+# Else they would spin on after each run, on the cores that the other model of a pair computes on.
+def test_threads_rest_between_runs(graph: Callable[..., Path]) -> None:
+    options = OnnxModel(graph("built")).session.get_session_options()
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+
+
+def test_a_pool_that_the_process_has_for_all_sessions_is_used(graph: Callable[..., Path]) -> None:
+    code = (
+        "import sys, onnxruntime; from specsampling_onnxruntime import OnnxModel;"
+        "onnxruntime.set_global_thread_pool_sizes(1, 1);"
+        "model = OnnxModel(sys.argv[1]);"
+        "print(model.session.get_session_options().use_per_session_threads, model.vocab_size)"
+    )
+    command = [sys.executable, "-c", code, str(graph("built"))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "256"]
 
 
 def test_positions_of_padding_stay_within_the_context(
