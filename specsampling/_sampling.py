@@ -236,10 +236,15 @@ def _at_least_single(logits: Array) -> tuple[Any, Array]:
 
 
 def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
-    ids = xp.arange(logits.shape[-1], device=device(logits))
     # One pass over V: what is chosen among has one entry per row.
     one = xp.where(_has_law(xp, logits, peak), xp.ones_like(peak), xp.full_like(peak, math.nan))
-    return xp.where(xp.argmax(logits, axis=-1, keepdims=True) == ids, one, one - 1)
+    likeliest = xp.argmax(logits, axis=-1, keepdims=True)
+    if isinstance(logits, np.ndarray):
+        probs = np.empty_like(logits)
+        probs[...] = one - 1
+        np.put_along_axis(probs, likeliest, one, axis=-1)
+        return probs
+    return xp.where(likeliest == xp.arange(logits.shape[-1], device=device(logits)), one, one - 1)
 
 
 def _has_law(xp: Any, logits: Array, peak: Array) -> Array:
