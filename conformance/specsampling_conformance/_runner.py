@@ -296,8 +296,7 @@ class _Run:
         if min(jobs, len(groups)) <= 1:
             outcomes = one_after_another(self._checker, groups, self._needs)
         else:
-            quick = self._checker.tier == "pr"
-            outcomes = in_processes(self._checker, groups, self._needs, min(jobs, len(groups)), quick=quick)
+            outcomes = in_processes(self._checker, groups, self._needs, min(jobs, len(groups)))
         for outcome in _shown(outcomes, len(entries), progress):
             self._outcomes[outcome.result.id] = outcome
 

@@ -19,12 +19,6 @@ __all__ = ["Checker", "Outcome", "in_processes", "num_cores", "one_after_another
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-_QUICK = {
-    "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1"
-}
-"""What makes a compiler of programs quick: each is tiny here and runs a few times, and XLA would take minutes."""
-
 
 class Outcome(NamedTuple):
     """What came of a check.
@@ -75,18 +69,15 @@ def one_after_another(checker: Checker, groups: Groups, needed: Needed) -> Itera
                 yield checker(entry.id)
 
 
-def in_processes(
-    checker: Checker, groups: Groups, needed: Needed, jobs: int, *, quick: bool = False
-) -> Iterator[Outcome]:
+def in_processes(checker: Checker, groups: Groups, needed: Needed, jobs: int) -> Iterator[Outcome]:
     """Run the checks in `jobs` processes, and yield their outcomes as they come.
 
     Half of the processes go from the first group on and half from the last one back, until they meet: neighbours have
     much in common, such as what a framework has compiled for them, and no core is idle to the end. A check that is no
-    longer `needed` is given up. With `quick` a framework's compiler is told not to optimise, where the environment says
-    nothing about it.
+    longer `needed` is given up.
     """
     queue = deque(list(group) for group in groups)
-    environment = dict.fromkeys(_THREADS, str(max(1, num_cores() // jobs))) | (_QUICK if quick else {})
+    environment = dict.fromkeys(_THREADS, str(max(1, num_cores() // jobs)))
     workers = [_Worker(checker, environment, from_the_end=bool(number % 2)) for number in range(jobs)]
     try:
         while True:
