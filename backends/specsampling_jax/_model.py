@@ -334,14 +334,16 @@ class JaxModel:
 
     def _check_memory(self, batch_size: int, capacity: int) -> None:
         """Refuse a cache that is larger than all memory of a device, before any of it is asked for."""
+        device = min(self.devices, key=lambda device: (device.process_index != jax.process_index(), device.id))
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        if limit is None:  # as on CPUs
+            return
         leaves = jax.tree.leaves(jax.eval_shape(lambda: self._init_cache_fn(batch_size, capacity)))
         shapes = [leaf.shape for leaf in leaves]
         if isinstance(self.device, NamedSharding):
             shapes = [self.device.shard_shape(shape) for shape in shapes]
         needed = sum(math.prod(shape) * leaf.dtype.itemsize for shape, leaf in zip(shapes, leaves, strict=True))
-        device = min(self.devices, key=lambda device: (device.process_index != jax.process_index(), device.id))
-        limit = (device.memory_stats() or {}).get("bytes_limit")
-        if limit is not None and needed > limit:
+        if needed > limit:
             raise CapabilityError(
                 f"a cache of `batch_size` = {batch_size} and `capacity` = {capacity} needs {needed:,} bytes, and "
                 f"{device} has {limit:,}"

@@ -46,7 +46,7 @@ def wide() -> Any:
 
 
 def unpack_rows(rows: Array) -> Rows:
-    """Take apart what `pack_rows` has put together, inside a trace."""
+    """Take apart what `pack_rows` has put together, inside a trace; of a NumPy array, views."""
     return Rows(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:])
 
 
@@ -85,13 +85,15 @@ def unpack(answer: Any, lookahead: int, has_logprobs: bool) -> tuple[RoundOutput
 def pack_rows(context: Context, num_held: Any, limits: Any, end_bans: Any) -> Any:
     """Return what a round must know of each row as int32 ``(B, n)``, on the host."""
     tokens, lengths = context
-    zeros = np.zeros_like(lengths)
-    columns = np.maximum(lengths - WIDTH, 0)[:, None] + np.arange(WIDTH)
-    rows = Rows(
-        lengths=lengths,
-        num_held=zeros if num_held is None else on_host(num_held),
-        limits=on_host(limits),
-        end_bans=zeros if end_bans is None else on_host(end_bans),
-        recent=tokens[np.arange(len(lengths))[:, None], np.minimum(columns, tokens.shape[1] - 1)],
-    )
-    return np.column_stack(rows).astype(np.int32)
+    batch_size, width = tokens.shape
+    rows = np.zeros((batch_size, 4 + WIDTH), np.int32)
+    columns = unpack_rows(rows)
+    columns.lengths[:] = lengths
+    columns.limits[:] = on_host(limits)
+    if num_held is not None:
+        columns.num_held[:] = on_host(num_held)
+    if end_bans is not None:
+        columns.end_bans[:] = on_host(end_bans)
+    positions = np.maximum(lengths - WIDTH, 0)[:, None] + np.arange(WIDTH)
+    columns.recent[:] = tokens[np.arange(batch_size)[:, None], np.minimum(positions, width - 1)]
+    return rows

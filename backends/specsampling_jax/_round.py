@@ -294,15 +294,15 @@ def _check_room(name: str, cache: JaxCache, kept: Any, more: Any) -> None:
     """
     if kept is not None:
         short = kept > cache.lengths
-        if np.any(short):
-            row = int(np.argmax(short))
+        if short.any():
+            row = int(short.argmax())
             raise CacheError(
                 f"row {row} of the {name}'s cache holds {cache.lengths[row]} tokens and cannot be rolled back to "
                 f"{kept[row]}"
             )
     needed = more if kept is None else kept + more
-    if np.any(needed > cache.capacity):
-        row = int(np.argmax(needed))
+    if (needed > cache.capacity).any():
+        row = int(needed.argmax())
         raise CacheError(
             f"row {row} of the {name}'s cache needs room for {needed[row]} tokens in this round, and the cache's "
             f"capacity is {cache.capacity}; ask `init_cache` for a larger one"

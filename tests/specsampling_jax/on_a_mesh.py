@@ -1,7 +1,8 @@
 """What test_sharding.py runs in processes of its own, because a process has its number of devices for life.
 
-``python on_a_mesh.py OUTPUT TARGET DRAFT`` decodes on eight devices and writes what it found as JSON; with the further
-arguments ``ADDRESS COUNT NUMBER`` it is one of COUNT processes that have a mesh between them.
+``python on_a_mesh.py OUTPUT TARGET DRAFT WIDE`` decodes on eight devices and writes what it found as JSON, of WIDE only
+what is compiled; with ``ADDRESS COUNT NUMBER`` in place of WIDE it is one of COUNT processes that have a mesh between
+them.
 """
 
 import json
@@ -53,8 +54,8 @@ def law_distance(target: Any, draft: Any, plain: Any, plain_draft: Any) -> dict[
     return {"distance": worst, "mass": laws[0].mass, "paths": laws[0].num_paths}
 
 
-def compiled_text(target: Any, draft: Any) -> str:
-    """Return the compiled module of the first round of a greedy run."""
+def compiled_text(target: Any, draft: Any, **options: Any) -> str:
+    """Return the compiled module of the first round of a run."""
     run, texts = _round._run, []
 
     def lowered(*arguments: Any) -> Any:
@@ -64,20 +65,21 @@ def compiled_text(target: Any, draft: Any) -> str:
 
     _round._run = lowered
     try:
-        generate(target, draft, PROMPTS, max_new_tokens=4, lookahead=3)
+        generate(target, draft, PROMPTS, max_new_tokens=4, lookahead=3, **options)
     finally:
         _round._run = run
     return texts[0]
 
 
-def gathered(text: str) -> list[list[int]]:
-    """Return the shapes of what all-gathers in a module put together."""
-    shapes = []
+def collectives(text: str) -> list[tuple[str, list[int]]]:
+    """Return the kind of each collective operation of a module, and every shape that it gives."""
+    found = []
     for line in text.splitlines():
-        found = re.search(r"= \(?\w+\[([\d,]*)\][^=]* all-gather(?:-start)?\(", line)
-        if found:
-            shapes.append([int(size) for size in found[1].split(",") if size])
-    return shapes
+        operation = re.search(r"= (.*?) (all-\w+|collective-\w+|reduce-scatter)(?:-start)?\(", line)
+        if operation:
+            shapes = re.findall(r"\w\d+\[([\d,]*)\]", operation[1])
+            found += [(operation[2], [int(size) for size in shape.split(",") if size]) for shape in shapes]
+    return found
 
 
 def refusals(target: Path, draft: Path) -> dict[str, str]:
@@ -101,13 +103,15 @@ def refusals(target: Path, draft: Path) -> dict[str, str]:
 
 def on_eight_devices(paths: list[Path]) -> dict[str, Any]:
     mesh = jax.make_mesh((8,), ("model",))
-    plain, plain_draft = (JaxModel.from_pretrained(path, dtype="float64") for path in paths)
+    plain, plain_draft = (JaxModel.from_pretrained(path, dtype="float64") for path in paths[:2])
     target = JaxModel.from_pretrained(paths[0], dtype="float64", mesh=mesh)
     replicated = JaxModel.from_pretrained(paths[1], dtype="float64", mesh=mesh, replicate=True)
     split = JaxModel.from_pretrained(paths[0], dtype="float64", mesh=mesh)
     layer = target.params["layers"][0]
     cache = target.init_cache(3, 20)
-    text = compiled_text(target, replicated)
+    wide = JaxModel.from_pretrained(paths[2], dtype="float64", mesh=mesh)
+    wide_draft = JaxModel.from_pretrained(paths[2], dtype="float64", mesh=mesh, replicate=True)
+    law = Sampling(top_p=0.9, min_p=0.01)
     return {
         "plain": decoded(plain, plain_draft),
         "replicated draft": decoded(target, replicated),
@@ -123,9 +127,14 @@ def on_eight_devices(paths: list[Path]) -> dict[str, Any]:
             "draft q": replicated.params["layers"][0]["self_attn.q_proj.weight"].addressable_shards[0].data.shape,
             "cache": cache.arrays[0][0].addressable_shards[0].data.shape,
         },
-        "gathered": gathered(text),
-        "collectives": sorted(set(re.findall(r" (all-\w+|collective-permute|reduce-scatter)(?:-start)?\(", text))),
-        "refused": refusals(*paths),
+        "collectives": {
+            "greedy, replicated draft": collectives(
+                compiled_text(wide, wide_draft, sampling=Sampling(temperature=0.0))
+            ),
+            "replicated draft": collectives(compiled_text(wide, wide_draft, sampling=law, logprobs="raw")),
+            "split draft": collectives(compiled_text(wide, wide, sampling=law, logprobs="raw")),
+        },
+        "refused": refusals(*paths[:2]),
     }
 
 
@@ -145,11 +154,11 @@ def one_of_several(paths: list[Path], address: str, count: int, number: int) -> 
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    paths = [Path(path) for path in sys.argv[2:4]]
-    if len(sys.argv) == 4:
-        found = on_eight_devices(paths)
+    if len(sys.argv) == 5:
+        found = on_eight_devices([Path(path) for path in sys.argv[2:]])
     else:
-        found = one_of_several(paths, sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
+        paths, (address, count, number) = [Path(path) for path in sys.argv[2:4]], sys.argv[4:]
+        found = one_of_several(paths, address, int(count), int(number))
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
 
 

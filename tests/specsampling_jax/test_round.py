@@ -170,6 +170,22 @@ def test_caches_are_donated_and_never_copied(pair: Any, monkeypatch: pytest.Monk
     assert len(packed) == max(result.stats.rounds) if np.ndim(result.stats.rounds) else result.stats.rounds
 
 
+def test_all_that_the_host_reads_of_a_round_is_one_small_array(pair: Any, monkeypatch: pytest.MonkeyPatch):
+    run, answers = _round._run, []
+    monkeypatch.setattr(_round, "_run", lambda *arguments: answers.append(run(*arguments)) or answers[-1])
+    target, draft = pair
+    decoder = Decoder(target, draft, lookahead=2, logprobs="raw")
+    state, info = decoder.step(decoder.init(PROMPTS, max_new_tokens=8))
+    ((packed, like, arrays),) = answers
+    assert packed.nbytes < 200 * len(PROMPTS)
+    assert like.size == 0
+    # What else comes out are the caches, which nobody looks at.
+    cache, draft_state = state.carry.target_cache, state.carry.drafter_state
+    assert (cache.arrays, draft_state.cache.arrays) == arrays
+    on_host = (*info, cache.lengths, draft_state.cache.lengths, draft_state.num_held)
+    assert not [x for x in on_host if isinstance(x, jax.Array)]
+
+
 @pytest.mark.parametrize("drafter", ["model", "numpy table"])
 def test_law_of_the_compiled_round_is_the_targets(folder: Callable[..., Path], drafter: str):
     """Enumerated through ordered callbacks, with rounds of K = 2 and K = 0 by turns."""

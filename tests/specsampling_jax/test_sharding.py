@@ -25,6 +25,9 @@ PROMPTS = [[1, 2, 3, 1, 2], [5], [6, 6, 6]]
 # Ids are split too: eight of them, and two kept of each law, so that there are few paths.
 TARGET = {"vocab_size": 8, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 8}
 DRAFT = {"seed": 1, "vocab_size": 8, "num_hidden_layers": 1}
+# No other axis is a multiple of eleven, so whatever has such a size is made of logits or probabilities.
+IDS_PER_DEVICE = 11
+WIDE = {**TARGET, "vocab_size": 8 * IDS_PER_DEVICE}
 
 
 def start(num_devices: int, *arguments: Any) -> subprocess.Popen[str]:
@@ -44,7 +47,7 @@ def finish(process: subprocess.Popen[str], output: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def on_mesh(folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output = tmp_path_factory.mktemp("mesh") / "found.json"
-    return finish(start(8, output, folder(**TARGET), folder(**DRAFT)), output)
+    return finish(start(8, output, folder(**TARGET), folder(**DRAFT), folder(**WIDE)), output)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +78,14 @@ def test_each_device_holds_its_own_part_of_weights_and_cache(on_mesh: Any):
     }
 
 
-def test_logits_are_never_gathered_but_for_the_one_row_that_is_drawn_from(on_mesh: Any):
-    batch_size, vocab_size = 3, 8
-    assert on_mesh["collectives"], "no collectives at all: nothing was split"
-    assert on_mesh["gathered"], "a draw needs its row"
-    for shape in on_mesh["gathered"]:
-        assert int(np.prod(shape)) <= batch_size * vocab_size, shape
+@pytest.mark.parametrize("round_of", ["greedy, replicated draft", "replicated draft", "split draft"])
+def test_logits_are_never_gathered_but_for_the_one_row_that_is_drawn_from(on_mesh: Any, round_of: str):
+    collectives = [(kind, int(np.prod(shape, dtype=int))) for kind, shape in on_mesh["collectives"][round_of]]
+    assert {kind for kind, _ in collectives} >= {"all-gather", "all-reduce"}, "nothing was split"
+    of_ids = [(kind, size) for kind, size in collectives if size and size % IDS_PER_DEVICE == 0]
+    one_row = len(PROMPTS) * WIDE["vocab_size"]
+    assert ("all-gather", one_row) in of_ids, "a draw needs its row"
+    assert max(size for _, size in of_ids) == one_row, of_ids
 
 
 @pytest.mark.parametrize(
