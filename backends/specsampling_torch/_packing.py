@@ -23,7 +23,7 @@ GROUPED = "specsampling_grouped"
 # oneDNN's layout differs little with the number of rows that it is told to expect; this suits 1 to 512.
 _EXPECTED_ROWS = 8
 
-SMALLEST = 2**17
+_SMALLEST = 2**17
 """Smaller weights are read from the CPU's own cache, and oneDNN's longer call costs more than its order gains."""
 
 _layers: WeakValueDictionary[int, "PackedLinear"] = WeakValueDictionary()
@@ -99,7 +99,7 @@ def packed_copy(module: Any) -> Any:
     twin = copy.deepcopy(module, shared)
     for parent in list(twin.modules()):
         for name, child in list(parent.named_children()):
-            if can_pack(child) and child.weight.numel() >= SMALLEST:
+            if can_pack(child) and child.weight.numel() >= _SMALLEST:
                 setattr(parent, name, PackedLinear(child))
     return twin.eval()
 

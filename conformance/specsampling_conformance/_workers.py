@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from specsampling_conformance._checks import Check, CheckResult
 
-__all__ = ["Checker", "Outcome", "in_processes", "num_cores", "one_after_another"]
+__all__ = ["Checker", "Groups", "Outcome", "in_processes", "num_cores", "one_after_another"]
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

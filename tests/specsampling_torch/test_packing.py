@@ -18,7 +18,7 @@ from specsampling_torch._packing import PackedLinear, can_pack, group_heads, pac
 @pytest.fixture(autouse=True)
 def packs_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the tiny models of these tests packed too."""
-    monkeypatch.setattr(_packing, "SMALLEST", 0)
+    monkeypatch.setattr(_packing, "_SMALLEST", 0)
 
 
 def ragged_logits(model: TorchModel) -> Any:
@@ -108,7 +108,7 @@ def test_small_layers_stay_as_they_are(build: Any, monkeypatch: pytest.MonkeyPat
     module = build("Llama", "float32")
     sizes = {part.weight.numel() for part in module.modules() if type(part) is torch.nn.Linear}
     for smallest in (min(sizes), max(sizes), max(sizes) + 1):
-        monkeypatch.setattr(_packing, "SMALLEST", smallest)
+        monkeypatch.setattr(_packing, "_SMALLEST", smallest)
         parts = list(TorchModel(module, pack_weights=True).module.modules())
         assert {part.weight.numel() for part in parts if type(part) is torch.nn.Linear} == {
             size for size in sizes if size < smallest
