@@ -159,6 +159,8 @@ class CompiledForward:
     def __call__(self, store: RowStore, lengths: Ints, block: Any, num_logits: int) -> Any:
         """Feed a block ``(B, T)`` to rows of these lengths; return logits that nothing else holds."""
         batch_size, width = block.shape
+        # Strides are compiled for too, and an axis of one entry may have any; this way they are those of the warm-up.
+        block = block.reshape(-1).view(batch_size, width)
         span = bucket(int(lengths.max()) + width)
         key = batch_size, width, num_logits, span
         if key not in self.graphs:
