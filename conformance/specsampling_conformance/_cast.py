@@ -85,8 +85,14 @@ SHORT_CONTEXT = 4
 _MOST_ROWS = 192
 """Rows of the batch in which logits are compared: as many as where laws are enumerated."""
 
-_ROOM = 4
-"""How much further apart logits may be than they were on the few texts that were measured."""
+_BLOCKS = (5, 4)
+"""Widths of the blocks in which logits are compared."""
+
+_ROOM = 2
+"""How much further apart logits may be than they were on the texts that were measured."""
+
+_UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Spacing of the numbers from 1 to 2 of narrow dtypes."""
 
 
 class Difference(NamedTuple):
@@ -183,20 +189,41 @@ def _cast(subject: Subject, played: Pair) -> Cast:
 
 
 def _difference(scores: Scores, rows: int) -> Difference:
-    """Measure on texts that begin with each id, in a batch as large as those in which laws are enumerated."""
+    """Measure on texts that begin with each id, in a batch as large as those in which laws are enumerated, and ragged.
+
+    Two blocks, between which rows are rolled back each to its own length: how a kernel adds up depends on the longest
+    row, too.
+    """
     model = scores.model
     size = model.vocab_size
-    texts = [[(first + step * (1 + first)) % size for step in range(4)] for first in range(min(size, 4))]
+    furthest = _BLOCKS[0] - 1 if model.max_rollback is None else min(_BLOCKS[0] - 1, model.max_rollback)
+    texts = [
+        [(first + place * step) % size for place in range(sum(_BLOCKS))]
+        for first in range(min(size, 4))
+        for step in range(1, 4)
+    ]
     delta, scale = 0.0, 1.0
     for start in range(0, len(texts), rows):
-        block = np.array([texts[(start + row) % len(texts)] for row in range(rows)], dtype=np.int32)
-        logits, _ = model.score(model.init_cache(rows, 16), block)
-        got = host_copy(logits)
-        for row, text in enumerate(block[: len(texts)].tolist()):
-            steps = np.stack([scores.logits(tuple(text[: end + 1])) for end in range(len(text))])
-            difference = np.abs(got[row :: len(texts)] - steps)
-            delta = max(delta, float(np.max(difference, initial=0.0)))
+        numbers = [(start + row) % len(texts) for row in range(rows)]
+        back = np.arange(rows) // len(texts) % (furthest + 1)
+        lengths = np.zeros(rows, dtype=np.int32)
+        cache = model.init_cache(rows, 16)
+        for width in _BLOCKS:
+            places = lengths[:, None] + np.arange(width)
+            block = np.array(texts, dtype=np.int32)[np.array(numbers)[:, None], places]
+            logits, cache = model.score(cache, block)
+            got = host_copy(logits)
+            steps = np.stack(
+                [
+                    [scores.logits(tuple(texts[number][: place + 1])) for place in row]
+                    for number, row in zip(numbers, places.tolist(), strict=True)
+                ]
+            )
+            delta = max(delta, float(np.max(np.abs(got - steps), initial=0.0)))
             scale = max(scale, float(np.max(np.abs(steps), initial=0.0)))
+            lengths = (lengths + width - back).astype(np.int32)
+            if back.any():
+                cache = model.rollback(cache, lengths)
     return Difference(delta, scale)
 
 
@@ -204,11 +231,14 @@ def logit_delta(subject: Subject, models: Cast, role: str) -> float:
     """Return what differences of a model's logits are put down to: as measured, with room, up to the cap of its dtype.
 
     A fault must not widen its own tolerance. On the frozen pairs in float32 and float64 no room is given: the texts
-    that are enumerated are about as many as those measured.
+    that are enumerated are about as many as those measured. In narrow dtypes it is one unit in the last place of the
+    largest logit at least: what lies between two numbers rounds to either, and on the texts measured may have rounded
+    alike.
     """
     is_exact = models.hosted and subject.dtype in EXACT
     found = models.differences[role]
-    return min(found.delta * (1 if is_exact else _ROOM), tolerance_for(subject.dtype) * found.scale)
+    unit = _UNITS.get(subject.dtype, 0.0) * 2.0 ** math.floor(math.log2(found.scale))
+    return min(max(found.delta * (1 if is_exact else _ROOM), unit), tolerance_for(subject.dtype) * found.scale)
 
 
 def _law_shift(delta: float, temperature: float) -> float:

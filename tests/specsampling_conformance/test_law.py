@@ -204,11 +204,38 @@ def test_tolerances_follow_the_temperature_and_the_dtype():
     assert sequence_tolerance(exact, cast(exact, "three_a"), 3) == 1e-12
     models = cast(coarse, "three_a")
     delta = logit_delta(coarse, models, "target")
-    assert delta == pytest.approx(4 / 256, rel=1e-3)  # four times what was measured
+    assert delta == pytest.approx(2 / 256, rel=1e-3)  # twice what was measured
     warm, cold = (sequence_tolerance(coarse, models, 3, temperature=t) for t in (1.0, 0.25))
     assert warm == pytest.approx(3 * np.tanh(delta / 2))
     assert cold == pytest.approx(3 * np.tanh(2 * delta))
     assert sequence_tolerance(coarse, models, 3, temperature=0.0) == 1e-6
+
+
+def test_narrow_dtypes_are_given_a_unit_in_the_last_place_where_nothing_was_measured():
+    class Alike(ReferenceModel):
+        def __init__(self, checkpoint, dtype):
+            super().__init__(checkpoint, "float64")
+
+        def pick_logits(self, logits, num_logits):
+            return super().pick_logits(np.round(logits, 6), num_logits)
+
+    for dtype, unit in (("bfloat16", 2.0**-7), ("float16", 2.0**-10)):
+        subject = subject_for(Alike, dtype)
+        models = cast(subject, "four")
+        assert models.differences["target"].delta == 0
+        assert 4 < models.differences["target"].scale < 8
+        assert logit_delta(subject, models, "target") == 4 * unit
+
+
+def test_differences_are_measured_behind_rows_of_other_lengths():
+    class Ragged(ReferenceModel):
+        def score(self, cache, tokens, *, num_logits=None):
+            uneven = len(set(np.asarray(cache.lengths).tolist())) > 1
+            logits, cache = super().score(cache, tokens, num_logits=num_logits)
+            return logits + uneven / 1024, cache
+
+    subject = subject_for(Ragged, "float32")
+    assert cast(subject, "three_a").differences["target"].delta == pytest.approx(1 / 1024, rel=1e-3)
 
 
 def test_no_perturbation_within_delta_moves_a_law_past_its_tolerance():
