@@ -155,7 +155,8 @@ def decode_round(
     """Draft, score, verify: one round for every row of a batch.
 
     Pure and static in shape, so that it can be jitted, compiled or captured as it stands; nothing in it looks at a
-    value on the host, unless `context` is on the host (then the drafter's first block is as wide as it needs to be).
+    value on the host, unless it is there already: then the drafter's first block is as wide as it needs to be, and
+    where no row has a proposal the target is fed one token instead of K + 1.
 
     Parameters
     ----------
@@ -225,7 +226,8 @@ def decode_round(
     proposal, drafter_state = _propose(drafter, carry.drafter_state, context, lookahead, settings, randomness)
     draft_calls = getattr(drafter, "num_calls", 0) - calls_before
 
-    tokens, logits, cache = _score(target, carry, context, proposal.tokens)
+    num_fed = 0 if _proposes_nothing(proposal, limits) else lookahead
+    tokens, logits, cache = _score(target, carry, context, proposal.tokens, num_fed)
     like, logits = marker(logits), workable(logits)
     if is_host(logits):
         randomness = asked_like(randomness, like)
@@ -237,6 +239,11 @@ def decode_round(
     num_tokens = xp.where(limits > 0, num_tokens, 0)
     processed_logits = logits if end_bans is None else _ban(logits, move(end_bans, logits), end_tokens)
     target_probs = to_probs(processed_logits, sampling)
+    if num_fed < lookahead:
+        # Rows that nobody reads, without memory of their own: verification asks for the same random decisions as ever.
+        logits, target_probs = (
+            xp.broadcast_to(x, (x.shape[0], lookahead + 1, x.shape[2])) for x in (logits, target_probs)
+        )
     draft_probs, padded_probs = proposal.probs, target_probs
     if draft_probs is not None:
         vocab_size = max(target_probs.shape[-1], draft_probs.shape[-1])
@@ -287,8 +294,17 @@ def _propose(
     return _checked_answer(answer, batch_size, lookahead)
 
 
-def _score(target: Model[Any], carry: RoundCarry, context: Context, tokens: Array) -> tuple[Array, Array, Any]:
-    """Roll the target back to the committed text less its last token, and feed it that token and the proposed ones.
+def _proposes_nothing(proposal: Proposal, limits: Array) -> bool:
+    """Return whether it is known on the host that no row has a proposal that it may use."""
+    if not (is_host(proposal.num_tokens) and is_host(limits)):
+        return False
+    return not bool(np.any((proposal.num_tokens > 0) & (limits > 1)))
+
+
+def _score(
+    target: Model[Any], carry: RoundCarry, context: Context, tokens: Array, num_fed: int
+) -> tuple[Array, Array, Any]:
+    """Roll the target back to the committed text less its last token; feed it that and the first of the proposed ones.
 
     Returns the proposed tokens, in the dtype of the committed ones, the logits and the cache.
     """
@@ -300,7 +316,7 @@ def _score(target: Model[Any], carry: RoundCarry, context: Context, tokens: Arra
     # any valid id can stand in for them here, because nothing after a rejected token is read.
     fed = xp.where((tokens >= 0) & (tokens < target.vocab_size), tokens, 0)
     cache = target.rollback(carry.target_cache, rolled_back)
-    return (tokens, *target.score(cache, xp.concat([last, fed], axis=1)))
+    return (tokens, *target.score(cache, xp.concat([last, fed[:, :num_fed]], axis=1)))
 
 
 def _bad_slots(proposal: Proposal, target_probs: Array, limits: Array, slots: Array) -> tuple[Array, Array]:

@@ -1,7 +1,6 @@
 """``python -m specsampling_conformance``: the suite on the command line, for adapters with an entry point."""
 
 import argparse
-import contextlib
 import dataclasses
 import sys
 import tempfile
@@ -111,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    capabilities, jobs = _capabilities(arguments)
+    capabilities, jobs, refusal = _capabilities(arguments)
     report = check_backend(
         _loader(arguments),
         capabilities,
@@ -131,6 +130,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.html:
         report.write_html(arguments.html)
     sys.stdout.write(f"{report}\n")
+    if refusal and arguments.checkpoint is None:
+        sys.stderr.write(
+            f"specsampling_conformance: {arguments.backend} cannot load the suite's own checkpoint, a tiny Llama"
+            f" ({refusal}); name one that it can load with --checkpoint\n"
+        )
     return report.exit_status
 
 
@@ -146,11 +150,8 @@ def _loader(arguments: argparse.Namespace) -> EntryPointLoader:
     return EntryPointLoader(backend=arguments.backend, draft_backend=arguments.draft_backend, device=arguments.device)
 
 
-def _capabilities(arguments: argparse.Namespace) -> tuple[Capabilities, int]:
-    """Return what the backend's models declare, and how many processes suit them.
-
-    Where no model can be loaded the run will tell why.
-    """
+def _capabilities(arguments: argparse.Namespace) -> tuple[Capabilities, int, str]:
+    """Return what the backend's models declare, how many processes suit them, and why none can be loaded, if so."""
     known = {backend.name: backend for backend in available_backends()}
     for option, name in (("--backend", arguments.backend), ("--draft-backend", arguments.draft_backend)):
         if name is not None and name not in known:
@@ -161,19 +162,20 @@ def _capabilities(arguments: argparse.Namespace) -> tuple[Capabilities, int]:
     if arguments.draft_backend is not None and arguments.checkpoint is not None:
         raise ValueError("`--draft-backend` cannot be combined with `--checkpoint`: its draft is the suite's own")
     dtypes = tuple(dict.fromkeys(arguments.dtype or ()))
-    declared, jobs = None, 1
+    declared, jobs, refusal = None, 1, ""
     with tempfile.TemporaryDirectory(prefix="specsampling-conformance-", ignore_cleanup_errors=True) as folder:
         checkpoint = arguments.checkpoint or write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT)
-        # What is raised the first check meets again, and reports.
-        with contextlib.suppress(Exception):
+        try:
             model = _loader(arguments)(checkpoint, dtypes[0] if dtypes else "float32")
             declared = getattr(model, "capabilities", None)
             # Frameworks take a good part of a GPU's memory each, whoever else is there.
             jobs = min(_MOST_JOBS, num_cores()) if not arguments.checks and is_on_cpu(model) else 1
+        except Exception as error:  # an adapter's own; the first check meets it again, and reports it
+            refusal = f"{type(error).__name__}: {' '.join(str(error).split())}"
     capabilities = declared if isinstance(declared, Capabilities) else Capabilities()
     if dtypes:
         capabilities = dataclasses.replace(capabilities, dtypes=dtypes)
-    return capabilities, jobs
+    return capabilities, jobs, refusal
 
 
 def _expectations(given: Sequence[str]) -> dict[str, str]:

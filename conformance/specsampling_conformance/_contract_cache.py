@@ -317,6 +317,51 @@ def _independent(subject: Subject) -> None:
         first.rollback([first.lengths[0] - 1] * rows)
 
 
+@check(
+    "T0.cache.own_arrays",
+    "A cache keeps nothing of the arrays that calls are given: written over afterwards, tokens, lengths and rows change"
+    " nothing.",
+)
+def _own_arrays(subject: Subject) -> None:
+    rows = rows_for(subject, 2)
+    for host in (False, True):
+        rng = subject.rng("T0.cache.own_arrays")
+        trial = Trial(subject, rows, 8, overwrites=True)
+        trial.score(random_block(subject, rng, rows, 4), host=host)
+        trial.rollback([4 - _back(subject, 2)] * rows, host=host)
+        trial.score(random_block(subject, rng, rows, 1), host=host)
+        if subject.capabilities.select:
+            trial.select(list(range(rows))[::-1])
+        trial.score(random_block(subject, rng, rows, 2), host=host)
+
+
+@check(
+    "T0.cache.long_texts",
+    "What holds of short texts and blocks holds of texts of dozens of tokens, blocks wider than any tile of eight or"
+    " sixteen, and rows of different lengths that were rolled back deep.",
+)
+def _long_texts(subject: Subject) -> Measured:
+    longest = 64
+    limit = getattr(subject.model(), "max_length", None)
+    if limit is not None and limit < longest:
+        raise NotApplicable(f"the model's texts have {limit} tokens at most")
+    rng, oracle = subject.rng("T0.cache.long_texts"), Oracle(subject.model(), longest)
+    rows = rows_for(subject, 2)
+    text = random_block(subject, rng, rows, 60)
+    ragged = subject.capabilities.per_row_rollback
+    largest = 0.0
+    # Widths of blocks, and between the first two how deep each row goes back.
+    for widths, depths in (((33, 17, 9, 5), (0, 13)), ((60, 9, 1), (40, 57)), ((20, 1, 40), (1, 0))):
+        trial = Trial(subject, rows, longest, oracle)
+        trial.score([row[: widths[0]] for row in text])
+        back = [_back(subject, depth if ragged else max(depths)) for depth in depths[:rows]]
+        trial.rollback([widths[0] - depth for depth in back])
+        for width in widths[1:]:
+            trial.score(random_block(subject, rng, rows, width))
+        largest = max(largest, trial.largest)
+    return Measured(values={"delta": largest})
+
+
 @check("T0.cache.repeatable", "The same calls on a fresh cache give the same logits, bit for bit.")
 def _repeatable(subject: Subject) -> None:
     first, second = (replay_digest(subject.model(), rows_for(subject, 2)) for _ in range(2))

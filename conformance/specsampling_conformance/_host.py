@@ -6,7 +6,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Array", "host_copy", "namespace_name", "namespace_of", "native_floats", "native_integers"]
+__all__ = ["Array", "host_copy", "namespace_name", "namespace_of", "native_floats", "native_integers", "overwrite"]
 
 
 Array: TypeAlias = Any
@@ -47,6 +47,15 @@ def native_floats(values: ArrayLike, like: Array) -> Array:
     if array_api_compat.is_numpy_array(like) or array_api_compat.is_jax_array(like):
         return xp.astype(xp.asarray(host), like.dtype)
     return xp.astype(xp.asarray(host, device=array_api_compat.device(like)), like.dtype)
+
+
+def overwrite(array: Array) -> bool:
+    """Write ones over an array, and return whether that could be done: some frameworks' arrays never change."""
+    try:
+        array[...] = 1
+    except TypeError:
+        return False
+    return True
 
 
 def namespace_of(array: Array) -> Any:

@@ -118,7 +118,7 @@ class ReferenceModel:
 
     def rollback(self, cache: ReferenceCache, lengths: Array, /) -> ReferenceCache:
         """Keep the first ``lengths[b]`` tokens of each row."""
-        kept = np.asarray(lengths, dtype=np.int64)
+        kept = np.array(lengths, dtype=np.int64)
         if np.any(kept > cache.lengths):
             row = int(np.argmax(kept > cache.lengths))
             raise CacheError(

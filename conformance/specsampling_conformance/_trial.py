@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specsampling import Model
 from specsampling_conformance._checks import CheckFailure, NotApplicable, Subject
-from specsampling_conformance._host import Array, host_copy, native_integers
+from specsampling_conformance._host import Array, host_copy, native_integers, overwrite
 
 __all__ = ["DELTA_CAPS", "Oracle", "Trial", "largest_difference", "tolerance_for"]
 
@@ -88,6 +88,9 @@ class Trial:
         Of the cache.
     oracle : Oracle, optional
         Shared between trials of one model to save work.
+    overwrites : bool, default: False
+        Write over tokens, lengths and rows as soon as the call they were given to has returned, as a caller may who
+        uses one buffer for all blocks; arrays that cannot be written to stay.
 
     Attributes
     ----------
@@ -103,11 +106,20 @@ class Trial:
         What the last `score` returned, as the adapter returned it.
     """
 
-    def __init__(self, subject: Subject, batch_size: int, capacity: int, oracle: Oracle | None = None) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        batch_size: int,
+        capacity: int,
+        oracle: Oracle | None = None,
+        *,
+        overwrites: bool = False,
+    ) -> None:
         self.model = subject.model()
         self.batch_size = batch_size
         self.tolerance = tolerance_for(subject.dtype)
         self.capacity = capacity
+        self.overwrites = overwrites
         self.oracle = Oracle(self.model) if oracle is None else oracle
         self.rows: list[list[int]] = [[] for _ in range(batch_size)]
         self.floors = [0] * batch_size
@@ -162,6 +174,7 @@ class Trial:
             self.logits, self.cache = self.attempt(lambda: model.score(cache, block))
         else:
             self.logits, self.cache = self.attempt(lambda: model.score(cache, block, num_logits=num_logits))
+        self._overwrite(block)
         for row, new in zip(self.rows, tokens, strict=True):
             row.extend(int(token) for token in new)
         if model.max_rollback is not None:
@@ -176,6 +189,7 @@ class Trial:
         kept = native_integers(lengths, dtype, None if host else self.logits)
         cache = self.cache
         self.cache = self.attempt(lambda: self.model.rollback(cache, kept))
+        self._overwrite(kept)
         self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
 
     def select(self, rows: Sequence[int]) -> None:
@@ -184,6 +198,7 @@ class Trial:
         select: Callable[[Any, Array], Any] = getattr(self.model, "select")  # noqa: B009 - no member of the protocol
         index, cache = self.integers(rows), self.cache
         self.cache = self.attempt(lambda: select(cache, index))
+        self._overwrite(index)
         self.rows = [list(self.rows[row]) for row in rows]
         self.floors = [self.floors[row] for row in rows]
 
@@ -200,6 +215,10 @@ class Trial:
             raise self.failure(f"raised {type(error).__name__}: {error}", expected=names) from error
         raise self.failure("nothing was raised", expected=names)
 
+    def _overwrite(self, array: Array) -> None:
+        if self.overwrites and overwrite(array):
+            self.calls[-1] += " (then overwritten)"
+
     def _compare(self, num_logits: int) -> Floats:
         got = host_copy(self.logits)
         shape = (len(self.rows), num_logits, self.model.vocab_size)
@@ -209,6 +228,8 @@ class Trial:
             return got
         if got.dtype != np.float64:
             raise self.failure(f"logits of dtype {got.dtype}", expected="a real floating dtype")
+        for row in self.rows:
+            self.oracle.logits(row)  # and of all that it begins with, in one go
         expected = np.stack(
             [
                 np.stack([self.oracle.logits(row[:end]) for end in range(len(row) - num_logits + 1, len(row) + 1)])

@@ -166,3 +166,18 @@ def test_a_failure_with_an_own_checkpoint_is_reproduced_with_it(tmp_path, capsys
     monkeypatch.setattr(_entry_point, "load_model", lambda *_, **__: None)
     assert cli.main(["--checkpoint", str(mine), "--tier", "contract"]) == 1
     assert f"--backend numpy --checkpoint '{mine}' --tier contract" in capsys.readouterr().out
+
+
+def test_a_backend_that_cannot_load_the_suites_checkpoint_is_told_of_the_option(tmp_path, capsys, monkeypatch):
+    def load(*_, **__):
+        raise ValueError("`model_type` must be 'rwkv',\n got 'llama'")
+
+    monkeypatch.setattr(_entry_point, "load_model", load)
+    assert cli.main(["--checks", "T0.model.members", "--dtype", "float32"]) == 1
+    told = capsys.readouterr().err
+    assert "numpy cannot load the suite's own checkpoint" in told
+    assert "(ValueError: `model_type` must be 'rwkv', got 'llama'); name one that it can load with --checkpoint" in told
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    assert cli.main(["--checks", "T0.model.members", "--dtype", "float32", "--checkpoint", str(mine)]) == 1
+    assert capsys.readouterr().err == ""

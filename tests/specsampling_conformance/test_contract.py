@@ -21,12 +21,17 @@ from specsampling_conformance._trial import Oracle, Trial, largest_difference
 
 CACHE_FAULTS = [fault for fault in FAULTS.values() if fault.kind == "cache"]
 
+# Short texts are all right under them.
+IN_LONG_TEXTS = ("deep rollback kept short", "mask of the first tile", "ring keeps its window only")
+
 # What a call sequence alone can show. The others concern one clause that no sequence of legal calls touches.
 ONE_CLAUSE_ONLY = {
+    *IN_LONG_TEXTS,
     "caches share their lengths",
     "blocks without logits not appended",
     "first positions instead of last",
     "int32 refused",
+    "lengths kept by reference",
     "lengths modified",
     "logits a reused buffer",
     "not repeatable",
@@ -136,6 +141,28 @@ def first_kill(fault: Fault, checkpoint: Path, seed: int) -> str | None:
 @pytest.mark.parametrize("fault", CACHE_FAULTS, ids=lambda fault: fault.name)
 def test_every_planted_cache_fault_is_killed(fault: Fault, checkpoint: Path):
     assert [seed for seed in range(1) if first_kill(fault, checkpoint, seed) is None] == []
+
+
+@pytest.mark.parametrize("name", IN_LONG_TEXTS)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_faults_of_long_texts_are_killed_by_the_clause_about_them(name: str, rows: int, checkpoint: Path):
+    capabilities = dataclasses.replace(REFERENCE_CAPABILITIES, max_batch_size=rows)
+    subject = subject_for(FAULTS[name].planted, checkpoint, capabilities)
+    (entry,) = (one for one in checks_for(capabilities, ["T0"]) if one.id == "T0.cache.long_texts")
+    result = run_check(entry, subject, clock=time.perf_counter)
+    assert result.status == "failed"
+    assert result.diagnosis.count(";") <= 4  # between five calls
+
+
+def test_models_of_short_texts_are_not_asked_for_long_ones(checkpoint: Path):
+    class Short(ReferenceModel):
+        def __init__(self, checkpoint: Path, dtype: str) -> None:
+            super().__init__(checkpoint, dtype)
+            self.max_length = 24
+
+    (entry,) = (one for one in checks_for(REFERENCE_CAPABILITIES, ["T0"]) if one.id == "T0.cache.long_texts")
+    result = run_check(entry, subject_for(Short, checkpoint), clock=time.perf_counter)
+    assert (result.status, result.diagnosis) == ("not-applicable", "the model's texts have 24 tokens at most")
 
 
 @pytest.mark.slow

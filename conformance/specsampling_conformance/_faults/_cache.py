@@ -237,6 +237,35 @@ class _SharedLengths(ReferenceModel):
         return kept
 
 
+@cache_fault("lengths kept by reference", "The cache's lengths are the very array that `rollback` was given.")
+class _LengthsByReference(ReferenceModel):
+    def rollback(self, cache: ReferenceCache, lengths: Array, /) -> ReferenceCache:
+        kept = np.asarray(lengths, dtype=np.int64)
+        return super().rollback(cache, kept)._replace(lengths=kept, positions=kept)
+
+
+@cache_fault("ring keeps its window only", "In a ring of 32 entries a rollback needs some that were written over.")
+class _Ring(ReferenceModel):
+    def block_mask(self, cache: ReferenceCache, width: int) -> NDArray[np.bool_]:
+        slots = np.arange(cache.keys.shape[2])
+        last = cache.lengths[:, None] + np.arange(width)
+        held = slots >= np.maximum(cache.written, cache.lengths + width)[:, None] - 32
+        mask: NDArray[np.bool_] = (slots > last[..., None] - 32) & held[:, None, :]
+        return (mask & super().block_mask(cache, width)) | (slots == last[..., None])
+
+
+@cache_fault("mask of the first tile", "Of a block wider than 16 tokens the later ones see what the 16th sees.")
+class _FirstTile(ReferenceModel):
+    def block_mask(self, cache: ReferenceCache, width: int) -> NDArray[np.bool_]:
+        return super().block_mask(cache, width)[:, np.minimum(np.arange(width), 15)]
+
+
+@cache_fault("deep rollback kept short", "A rollback by more than 32 tokens goes back by 32.")
+class _DeepShort(_Kept):
+    def kept(self, held: Ints, lengths: Ints) -> Ints:
+        return np.maximum(lengths, held - 32)
+
+
 class _Bounded(ReferenceModel):
     """A model that says it goes back two tokens at most, the base of the two faults below."""
 
