@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from specsampling import Model
-from specsampling_conformance._host import host_copy
+from specsampling_conformance._host import Array, host_copy
 from specsampling_conformance._oracle import block_logits, padded_length
 from specsampling_conformance._trial import DELTA_CAPS
 
@@ -97,6 +97,7 @@ def compare_greedy(
         raise ValueError("`prompt` must not be empty")
     cache = model.init_cache(1, padded_length(len(text)))
     rows = []
+    logits: Array = None
     for token in text[:-1]:
         logits, cache = model.score(cache, np.array([[token]], dtype=np.int32))
         rows.append(host_copy(logits)[0, -1])
@@ -109,7 +110,7 @@ def compare_greedy(
     if tolerance is None:
         scale = max(1.0, float(np.max(np.abs(steps[finite]), initial=0.0)))
         cap = DELTA_CAPS.get(dtype, DELTA_CAPS["float32"])
-        tolerance = 2 * min(delta, cap * scale) + 2 * scale * np.finfo(np.float64).eps
+        tolerance = 2 * min(delta, cap * scale) + 2 * scale * float(np.finfo(np.float64).eps)
     margins = [float(row.max() - row[token]) for row, token in zip(steps[start - 1 :], tokens, strict=True)]
     others = [
         position

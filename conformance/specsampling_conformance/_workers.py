@@ -77,7 +77,7 @@ def in_processes(checker: Checker, groups: Groups, needed: Needed, jobs: int) ->
     longer `needed` is given up.
     """
     queue = deque(list(group) for group in groups)
-    environment = dict.fromkeys(_THREADS, str(max(1, num_cores() // jobs)))
+    environment: dict[str, str] = dict.fromkeys(_THREADS, str(max(1, num_cores() // jobs)))
     workers = [_Worker(checker, environment, from_the_end=bool(number % 2)) for number in range(jobs)]
     try:
         while True:
