@@ -250,8 +250,9 @@ class _Ring(ReferenceModel):
         slots = np.arange(cache.keys.shape[2])
         last = cache.lengths[:, None] + np.arange(width)
         held = slots >= np.maximum(cache.written, cache.lengths + width)[:, None] - 32
-        mask: NDArray[np.bool_] = (slots > last[..., None] - 32) & held[:, None, :]
-        return (mask & super().block_mask(cache, width)) | (slots == last[..., None])
+        window = (slots > last[..., None] - 32) & held[:, None, :] & super().block_mask(cache, width)
+        mask: NDArray[np.bool_] = window | (slots == last[..., None])
+        return mask
 
 
 @cache_fault("mask of the first tile", "Of a block wider than 16 tokens the later ones see what the 16th sees.")
