@@ -75,7 +75,8 @@ def by_name(names: Iterable[str]) -> list[object]:
 def install(session: nox.Session, *requirements: str, groups: tuple[str, ...] = ()) -> None:
     """Install requirements and dependency groups, at the pinned versions where there is a pin."""
     wanted = [*requirements, *nox.project.dependency_groups(PYPROJECT, *groups)]
-    session.install("--constraint", str(CONSTRAINTS), *wanted)
+    # To compile all of PyTorch takes longer than to install it, and few of its modules are ever imported.
+    session.install("--no-compile", "--constraint", str(CONSTRAINTS), *wanted)
 
 
 def install_wheel(session: nox.Session, *requirements: str, extras: str = "", groups: tuple[str, ...] = ()) -> None:
