@@ -27,6 +27,9 @@ SHORTEST_BUCKET = 128
 WIDEST_BLOCK = 33
 """Blocks up to this width are compiled, K + 1 among them; wider ones are prompts, of any width, and stay eager."""
 
+_SOON = 5
+"""A width is compiled for when it comes again after fewer blocks than this."""
+
 
 def bucket(length: int) -> int:
     """Return the span of keys that a text of this length is given: powers of two, and halfway between them.
@@ -142,18 +145,21 @@ class CompiledForward:
         self._mask_dtype, self._max_length = mask_dtype, max_length
         self.graphs: dict[tuple[int, int, int, int], Callable[..., Any]] = {}
         self._widths = {1, 2}
-        self._last_width = 0
+        self._num_blocks = 0
+        self._last_seen: dict[int, int] = {}  # by width, the number of the last block
 
     def takes(self, width: int, num_logits: int) -> bool:
-        """Return whether blocks of this width are compiled: 1, 2, those warmed up, and what comes twice in a row.
+        """Return whether blocks of this width are compiled: 1, 2, those warmed up, and what soon comes again.
 
-        K + 1 does, but not a prompt's last chunk or what a draft is fed before its first token, which have any width.
+        K + 1 does, after few rounds without a proposal, but not a prompt's last chunk or what a draft is fed before its
+        first token, which have any width.
         """
         if num_logits == 0 or width > WIDEST_BLOCK:
             return False
-        if width == self._last_width:
+        self._num_blocks += 1
+        if self._num_blocks - self._last_seen.get(width, -_SOON) < _SOON:
             self._widths.add(width)
-        self._last_width = width
+        self._last_seen[width] = self._num_blocks
         return width in self._widths
 
     def __call__(self, store: RowStore, lengths: Ints, block: Any, num_logits: int) -> Any:

@@ -173,3 +173,21 @@ def test_what_cannot_be_compiled_is_refused(build: Any):
         TorchModel(build("Mixtral"), compile=True)
     with pytest.raises(CapabilityError, match="`warm_up` is for models made with `compile=True`"):
         TorchModel(build("Llama")).warm_up(capacity=8)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(
+    ("widths", "taken"),
+    [
+        ([4, 4], [False, True]),
+        ([4, 1, 1, 4, 1, 4], [False, True, True, True, True, True]),  # rounds without a proposal between
+        ([9, 1, 2, 1, 1, 1, 9], [False, True, True, True, True, True, False]),  # a draft's first blocks of two texts
+        ([4, 6, 4, 6], [False, False, True, True]),
+    ],
+    ids=str,
+)
+def test_widths_that_soon_come_again_are_compiled(build: Any, widths: list[int], taken: list[bool]):
+    compiled = TorchModel(build("Llama", num_hidden_layers=1), compile=True)._compiled
+    assert [compiled.takes(width, width) for width in widths] == taken
+    assert not compiled.takes(4, 0)
+    assert not compiled.takes(_compile.WIDEST_BLOCK + 1, 1)
