@@ -47,6 +47,8 @@ def device(x: Array) -> Any:
 def marker(x: Array) -> Array:
     """Return an empty array in the namespace, dtype and device of `x` that keeps none of its memory alive."""
     xp = namespace(x)
+    if array_api_compat.is_torch_array(x):
+        x = x.detach()  # a graph of derivatives would keep every activation alive
     return xp.asarray(xp.reshape(x[:0, ...], (0,)), copy=True)
 
 
@@ -81,11 +83,15 @@ def is_host(x: Array) -> bool:
 
 
 def to_host(x: Array) -> np.ndarray:
-    """Return `x` as a NumPy array; waits for the device where it lives on one."""
+    """Return `x` as a NumPy array; waits for the device where it lives on one.
+
+    PyTorch's bfloat16, for which NumPy has no name, is raised to float32.
+    """
     if isinstance(x, np.ndarray):
         return x
     if array_api_compat.is_torch_array(x):
-        x = x.detach().cpu()
+        x = x.detach().cpu().resolve_neg()
+        x = x.float() if x.dtype is namespace(x).bfloat16 else x
     return np.asarray(x)
 
 
@@ -93,16 +99,26 @@ def workable(x: Array) -> Array:
     """Return floating-point `x` as what a round works on fastest: NumPy where few numbers of PyTorch's are on the host.
 
     A round is made of small steps, and PyTorch's calls take several times as long as NumPy's. Memory is shared, but for
-    half precision, which is raised to single. Whatever is being traced stays as it is.
+    half precision, which is raised to single. Whatever is being traced stays as it is, and what are no laws' numbers.
     """
     if not array_api_compat.is_torch_array(x):
         return x
-    torch = sys.modules["torch"]
-    is_plain = type(x) is torch.Tensor and not torch.compiler.is_compiling()
-    if not is_plain or x.device.type != "cpu" or x.numel() > _FEW:
+    torch: Any = sys.modules["torch"]
+    if type(x) is not torch.Tensor or x.device.type != "cpu" or _is_watched(torch) or x.numel() > _FEW:
         return x
-    x = x.detach()
-    return to_host(x.float() if torch.finfo(x.dtype).bits < 32 else x)
+    if x.dtype in (torch.float32, torch.float64):
+        return to_host(x)
+    return to_host(x.detach().float()) if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _is_watched(torch: Any) -> bool:
+    """Return whether PyTorch traces, compiles or maps what is being done, so that values would become constants."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 def fetch(arrays: Sequence[Array]) -> list[np.ndarray]:

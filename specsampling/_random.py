@@ -280,9 +280,10 @@ class _Translated:
 def asked_like(randomness: Randomness, like: Array) -> Randomness:
     """Return a `Randomness` that is asked in the namespace and on the device of `like`.
 
-    Our own answers in any namespace and stays what it is, as does one that is asked in NumPy anyhow.
+    Our own answers in any namespace and stays what it is, as does one that is asked in NumPy anyhow. A subclass of ours
+    may answer in another way.
     """
-    is_general = is_host(like) or isinstance(randomness, UniformRandomness)
+    is_general = is_host(like) or type(randomness) is UniformRandomness
     return randomness if is_general else _Translated(randomness, like)
 
 

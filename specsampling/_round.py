@@ -240,7 +240,7 @@ def decode_round(
     processed_logits = logits if end_bans is None else _ban(logits, move(end_bans, logits), end_tokens)
     target_probs = to_probs(processed_logits, sampling)
     if num_fed < lookahead:
-        # Rows that nobody reads, without memory of their own: verification asks for the same random decisions as ever.
+        # Slots that nobody reads, so that verification asks for the same random decisions as ever.
         logits, target_probs = (
             xp.broadcast_to(x, (x.shape[0], lookahead + 1, x.shape[2])) for x in (logits, target_probs)
         )
@@ -328,7 +328,9 @@ def _bad_slots(proposal: Proposal, target_probs: Array, limits: Array, slots: Ar
     if draft_probs is None or draft_probs.shape[1] == 0:
         return bad_target_slot, xp.full_like(bad_target_slot, -1)
     slots = slots[:-1]
-    return bad_target_slot, _first(~xp.isfinite(xp.sum(draft_probs, axis=-1)) & (slots < num_tokens), slots)
+    with np.errstate(over="ignore"):  # of what stands in slots that are not in use
+        mass = xp.sum(draft_probs, axis=-1)
+    return bad_target_slot, _first(~xp.isfinite(mass) & (slots < num_tokens), slots)
 
 
 def _checked_answer(answer: Any, batch_size: int, lookahead: int) -> tuple[Proposal, Any]:

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+ASK_FOR_FRAMEWORKS = ("test_cli.py", "test_import.py", "test_registry.py")
+"""Tests whose outcome hangs on what is installed, without being skipped anywhere."""
+
 PACKAGES = ("specsampling", "specsampling_numpy", "specsampling_conformance")
 
 # Examples are new in each run, so there is nothing to gain from a time limit on a shared machine.
@@ -36,13 +39,41 @@ TINY_CONFIG = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse the work tree's packages where nox tests the wheel."""
+    """Refuse the work tree's packages where nox tests the wheel; begin to note what passes where that is asked for."""
+    if os.environ.get("SPECSAMPLING_TEST_PASSED") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Passed(Path(os.environ["SPECSAMPLING_TEST_PASSED"])))
     if not os.environ.get("SPECSAMPLING_TEST_INSTALLED"):
         return
     for name in PACKAGES:
         found = str(importlib.import_module(name).__file__)
         if "site-packages" not in found:
             raise pytest.UsageError(f"`{name}` must be imported from site-packages, got {found}")
+
+
+class _Passed:
+    """Writes down which tests passed, so that sessions with more frameworks need not run them once more."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._names: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self._names.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.write_text("\n".join(sorted(self._names)), encoding="utf-8")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what passed without a framework already, but for what asks which frameworks there are."""
+    file = Path(os.environ.get("SPECSAMPLING_TEST_LEAVE_OUT", ""))
+    if not file.is_file():
+        return
+    passed = set(file.read_text(encoding="utf-8").splitlines())
+    left_out = [item for item in items if item.nodeid in passed and item.path.name not in ASK_FOR_FRAMEWORKS]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(scope="session")

@@ -56,13 +56,3 @@ def test_library_is_used_alike_on_each_backend(status, tmp_path):
     assert f"{status.name}: 24 tokens" in run(
         "use_a_backend.py", ["--backend", status.name, "--max-new-tokens", "24"], tmp_path
     )
-
-
-@pytest.mark.slow
-def test_pair_is_trained_in_smoke_mode(tmp_path):
-    for package in ("torch", "tqdm"):
-        pytest.importorskip(package)
-    printed = run("train_bundled_pair.py", ["--smoke", "--out", "pair", "--threads", "1"], tmp_path)
-    assert "overlap on the target's own text" in printed
-    pair = [specsampling.load_model("numpy", tmp_path / "pair" / name) for name in ("target", "draft")]
-    assert specsampling.check_compatibility(*pair) == []

@@ -167,6 +167,16 @@ def test_strided_torch_arrays_are_fetched(strided):
 def test_gradients_are_left_behind():
     torch = pytest.importorskip("torch")
     assert to_host(torch.ones(2, requires_grad=True)).tolist() == [1.0, 1.0]
+    assert marker(2 * torch.ones(2, requires_grad=True)).grad_fn is None
+
+
+def test_what_numpy_has_no_name_or_flag_for_reaches_the_host():
+    torch = pytest.importorskip("torch")
+    half = to_host(torch.tensor([1.5, -0.25], dtype=torch.bfloat16))
+    assert (half.dtype, half.tolist()) == (np.float32, [1.5, -0.25])
+    negative = torch.complex(torch.zeros(2), torch.ones(2)).conj().imag
+    assert negative.is_neg()
+    assert to_host(negative).tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize(
@@ -184,8 +194,25 @@ def test_a_round_works_in_numpy_on_few_torch_numbers_of_the_host(dtype, expected
 def test_a_round_leaves_alone_what_numpy_does_no_faster():
     torch = pytest.importorskip("torch")
     many, unreal = torch.zeros(2**10, 2**11), torch.zeros(2, device="meta")
-    assert workable(many) is many
-    assert workable(unreal) is unreal
+    for x in (many, unreal, torch.zeros(2, dtype=torch.int64), torch.zeros(2).to(torch.float8_e4m3fn)):
+        assert workable(x) is x
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_a_round_makes_no_constants_of_what_torch_traces_or_maps():
+    torch = pytest.importorskip("torch")
+    seen = []
+
+    def look(x):
+        seen.append(type(workable(x)))
+        return x + 1
+
+    x = torch.zeros(2)
+    torch.jit.trace(look, x, check_trace=False)
+    torch.func.vmap(look)(x[:, None])
+    torch.fx.experimental.proxy_tensor.make_fx(look)(x)
+    assert len(seen) >= 3
+    assert np.ndarray not in seen
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")

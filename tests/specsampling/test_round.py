@@ -768,6 +768,34 @@ def test_randomness_of_someone_else_is_asked_in_the_models_framework():
     assert len(expected[-1]) == 4
 
 
+def test_our_uniforms_with_an_answer_of_ones_own_are_asked_in_the_models_framework():
+    torch = pytest.importorskip("torch")
+
+    class Largest(UniformRandomness):
+        def categorical(self, weights: Any, label: Any) -> Any:
+            return torch.argmax(weights, dim=-1)
+
+    target, draft = (Foreign(random_table(5, 2, seed), torch.asarray) for seed in (1, 2))
+    uniforms = CounterSource(0).begin_round([0, 1], [0, 0], 2).uniforms
+    output = run(target, ModelDrafter(draft), [[0, 1], [3, 2]], randomness=Largest(uniforms, 2))
+    assert output.tokens.shape == (2, 3)
+
+
+def test_laws_in_bfloat16_serve_a_target_in_torch():
+    torch = pytest.importorskip("torch")
+    probs = torch.full((1, 2, 4), 0.25, dtype=torch.bfloat16)
+    target = Foreign(TableModel(np.full(4, 0.25)), torch.asarray)
+    output = run(target, Given([[1, 2]], probs), [[0]], lookahead=2)
+    assert output.num_accepted.tolist() == [2]
+
+
+def test_integer_logits_of_torch_are_named():
+    torch = pytest.importorskip("torch")
+    target = Foreign(TableModel(np.full(4, 0.25)), lambda x: torch.asarray(x).to(torch.int64))
+    with pytest.raises(TypeError, match=r"`logits` must be float16, bfloat16, float32 or float64, got torch.int64"):
+        run(target, None, [[0]], lookahead=0)
+
+
 def rounds(target: Any, drafter: Any, lookahead: int, *, validate: bool, count: int = 3) -> list[RoundOutput]:
     """Run a few rounds of a batch, committing what each emits."""
     batch = begin(target, drafter, [[0, 1, 2, 0, 1], [3, 4, 3, 4, 3]])

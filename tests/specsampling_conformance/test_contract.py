@@ -165,7 +165,7 @@ def test_models_of_short_texts_are_not_asked_for_long_ones(checkpoint: Path):
     assert (result.status, result.diagnosis) == ("not-applicable", "the model's texts have 24 tokens at most")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", CACHE_FAULTS, ids=lambda fault: fault.name)
 def test_every_planted_cache_fault_is_killed_whatever_the_seed(fault: Fault, checkpoint: Path):
     assert [seed for seed in range(20) if first_kill(fault, checkpoint, seed) is None] == []
@@ -188,7 +188,7 @@ def test_random_calls_alone_show_the_fault_in_at_most_five(fault: Fault, checkpo
         assert len(failure.calls) <= 5 or "not when the same calls were made again" in failure.summary
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", SEQUENCE_FAULTS, ids=lambda fault: fault.name)
 def test_random_calls_alone_show_the_fault_in_20_of_20_seeds(fault: Fault, checkpoint: Path):
     assert [seed for seed in range(20) if counterexample(fault, checkpoint, seed) is None] == []
