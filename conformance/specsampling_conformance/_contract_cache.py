@@ -357,7 +357,8 @@ def _long_texts(subject: Subject) -> Measured:
         back = [_back(subject, depth if ragged else max(depths)) for depth in depths[:rows]]
         trial.rollback([widths[0] - depth for depth in back])
         for width in widths[1:]:
-            trial.score(random_block(subject, rng, rows, width))
+            if trial.room:  # a model that goes back a few tokens only keeps more of the text
+                trial.score(random_block(subject, rng, rows, min(width, trial.room)))
         largest = max(largest, trial.largest)
     return Measured(values={"delta": largest})
 
