@@ -27,8 +27,11 @@ SHORTEST_BUCKET = 128
 WIDEST_BLOCK = 33
 """Blocks up to this width are compiled, K + 1 among them; wider ones are prompts, of any width, and stay eager."""
 
+_NARROW = 2
+"""Blocks up to this width are always compiled: what a draft is fed in every round."""
+
 _SOON = 5
-"""A width is compiled for when it comes again after fewer blocks than this."""
+"""A width is compiled for when it comes again within fewer blocks than this, narrow ones between."""
 
 
 def bucket(length: int) -> int:
@@ -144,9 +147,8 @@ class CompiledForward:
         self._name, self._call, self._layers = name, call, layers
         self._mask_dtype, self._max_length = mask_dtype, max_length
         self.graphs: dict[tuple[int, int, int, int], Callable[..., Any]] = {}
-        self._widths = {1, 2}
-        self._num_blocks = 0
-        self._last_seen: dict[int, int] = {}  # by width, the number of the last block
+        self._widths = {1, _NARROW}
+        self._num_blocks = self._last_width = self._last_number = 0  # the latter two of the last wider block
 
     def takes(self, width: int, num_logits: int) -> bool:
         """Return whether blocks of this width are compiled: 1, 2, those warmed up, and what soon comes again.
@@ -157,9 +159,10 @@ class CompiledForward:
         if num_logits == 0 or width > WIDEST_BLOCK:
             return False
         self._num_blocks += 1
-        if self._num_blocks - self._last_seen.get(width, -_SOON) < _SOON:
+        if width == self._last_width and self._num_blocks - self._last_number < _SOON:
             self._widths.add(width)
-        self._last_seen[width] = self._num_blocks
+        if width > _NARROW:
+            self._last_width, self._last_number = width, self._num_blocks
         return width in self._widths
 
     def __call__(self, store: RowStore, lengths: Ints, block: Any, num_logits: int) -> Any:
