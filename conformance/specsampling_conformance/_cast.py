@@ -235,7 +235,7 @@ def logit_delta(subject: Subject, models: Cast, role: str) -> float:
     largest logit at least: what lies between two numbers rounds to either, and on the texts measured may have rounded
     alike.
     """
-    is_exact = models.hosted and subject.dtype in EXACT
+    is_exact = _is_exact(subject, models)
     found = models.differences[role]
     unit = _UNITS.get(subject.dtype, 0.0) * 2.0 ** math.floor(math.log2(found.scale))
     return min(max(found.delta * (1 if is_exact else _ROOM), unit), tolerance_for(subject.dtype) * found.scale)
@@ -270,6 +270,8 @@ def sequence_tolerance(
     is at most the sum of that of its links, :math:`L \tanh(\delta / 2 T)`. Neither is ever nearly reached where
     nothing is wrong: the errors of different logits do not conspire.
     """
+    if _is_exact(subject, models):
+        return _arithmetic(subject)
     return max(_arithmetic(subject), length * _law_shift(logit_delta(subject, models, role), temperature))
 
 
@@ -279,11 +281,18 @@ def rounds_tolerance(subject: Subject, target: Player, draft: Player | None, len
     A token comes out of a slot accepted with probability :math:`\min(p, q)`, and in a rejected one's place with
     :math:`\max(0, p - q)`: together these move by at most :math:`|\Delta p| + 2 |\Delta q|`.
     """
+    if all(_is_exact(subject, player.models) for player in (target, draft) if player is not None):
+        return 2 * _arithmetic(subject)
     shift = 0.0
     for player, weight in ((target, 1), (draft, 2)):
         if player is not None:
             shift += weight * _law_shift(logit_delta(subject, player.models, player.role), player.temperature)
     return max(2 * _arithmetic(subject), length * shift)
+
+
+def _is_exact(subject: Subject, models: Cast) -> bool:
+    """Whether laws are held to the arithmetic alone: the frozen pairs' weights in float32 or float64."""
+    return models.hosted and subject.dtype in EXACT
 
 
 def _arithmetic(subject: Subject) -> float:
