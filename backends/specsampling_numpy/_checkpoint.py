@@ -61,7 +61,8 @@ class Weights:
         """
         path, stored, shape, offset = self._found[name]
         dtype = _STORED[stored] if stored != "BF16" or bfloat16 is None else bfloat16
-        tensor: NDArray[Any] = np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
+        # A plain array: each operation on a memmap would make another memmap, in Python, up to the logits.
+        tensor: NDArray[Any] = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape))
         if stored == "BF16" and bfloat16 is None:
             return (tensor.astype(np.uint32) << 16).view(np.float32)
         return tensor
