@@ -156,8 +156,13 @@ def keep_colons(app, what, name, obj, options, lines):
         lines[:0] = ["..", ""]  # an empty comment, which napoleon takes for the first line
 
 
-def make_signature_python(app, what, name, obj, options, signature, return_annotation):
-    """Replace a dataclass's ``<factory>``, with which Sphinx cannot read a signature and drops its links."""
+def mend_signature(app, what, name, obj, options, signature, return_annotation):
+    """Show no arguments of a protocol, which nobody calls, and what else Sphinx cannot read.
+
+    With a dataclass's ``<factory>`` in it a signature would lose its links.
+    """
+    if getattr(obj, "_is_protocol", False):
+        return "", None
     return (signature and signature.replace("<factory>", "..."), return_annotation)
 
 
@@ -166,5 +171,5 @@ def setup(app):
     app.connect("config-inited", write_api_page)
     app.connect("autodoc-process-docstring", find_docstring_of_constant, priority=50)
     app.connect("autodoc-process-docstring", keep_colons, priority=100)  # before napoleon
-    app.connect("autodoc-process-signature", make_signature_python)
+    app.connect("autodoc-process-signature", mend_signature)
     app.connect("autodoc-skip-member", skip_fields_of_records)

@@ -113,12 +113,38 @@ def generate(
 
     Parameters
     ----------
-    target, drafter, lookahead, sampling, draft_sampling, end_tokens, stop_sequences
-        As in `Decoder`.
-    prompts, max_new_tokens, row_ids
-        As in `Decoder.init`.
-    min_new_tokens, seed, randomness, logprobs, pad_vocab, validate
-        As in `Decoder`.
+    target : Model
+        The model whose law the output follows.
+    drafter : Model, Drafter or None
+        What proposes tokens: a smaller model, a `PromptLookup`, or any other drafter. None is plain sampling.
+    prompts : sequence of int, or sequence of those
+        Token ids, one sequence a row, of any lengths but 0.
+    max_new_tokens : int or sequence of int
+        Most tokens that a row may emit, for all rows or for each.
+    lookahead : int or Lookahead, default: 4
+        Tokens drafted per round, K, or a rule that picks it before each round.
+    sampling : Sampling
+        Temperature, top-k, top-p and min-p, for all rows or for each.
+    draft_sampling : Sampling, optional
+        Settings of the draft's own. They change speed, never the law.
+    end_tokens : sequence of int
+        Ids that end a row; they are part of the output.
+    stop_sequences : sequence of sequences of int
+        Runs of ids that end a row once complete, matched in the new tokens only; part of the output.
+    min_new_tokens : int, default: 0
+        End tokens are forbidden, at the target, until this many tokens were emitted.
+    seed : int or None, default: 0
+        Repeats the run; None draws one, which the result records.
+    row_ids : sequence of int, optional
+        The ids that the rows' randomness is drawn under; 0 … B - 1 by default.
+    randomness : RandomSource, optional
+        Answers every random decision in place of `seed`.
+    logprobs : {"raw", "processed"} or None
+        Whether to report the target's log-probability of each token: of its logits as they came, or after `sampling`.
+    pad_vocab : bool, default: False
+        Accept vocabularies of different sizes whose shared ids agree.
+    validate : bool, default: False
+        Check every law on the host; slow, and never compiled.
 
     Returns
     -------

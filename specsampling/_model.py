@@ -59,20 +59,72 @@ class Model(Protocol[CacheT]):
     max_rollback: int | None
 
     def init_cache(self, batch_size: int, capacity: int) -> CacheT:
-        """Return an empty cache of `batch_size` rows, each with room for `capacity` tokens."""
+        """Return an empty cache.
+
+        Parameters
+        ----------
+        batch_size : int
+            Number of rows, B.
+        capacity : int
+            Tokens that each row must have room for; may be larger than ``max_length``.
+
+        Returns
+        -------
+        cache
+            Whatever the model keeps. Nothing but the model looks into it.
+        """
         ...
 
     def score(self, cache: CacheT, tokens: Array, /, *, num_logits: int | None = None) -> tuple[Array, CacheT]:
-        """Append a ``(B, T)`` block to every row and return ``(logits, cache)``.
+        """Append a block of tokens to every row and return the logits of its last positions.
 
-        Logits have shape ``(B, num_logits, V)`` and belong to the block's last `num_logits` positions (None: all T;
-        0: none are computed, which is how prompts are fed); row t is the law of the token *after* position t. The
-        cache passed in must not be used again.
+        Parameters
+        ----------
+        cache
+            Must not be used again.
+        tokens : array
+            Integers of shape ``(B, T)``, each in ``[0, V)``, of this or another framework. Blocks of any width come,
+            T = 0 included.
+        num_logits : int, optional
+            How many of the block's last positions are wanted, from 0 to T. None is all of them; 0 is how prompts are
+            fed.
+
+        Returns
+        -------
+        logits : array
+            Floats of shape ``(B, num_logits, V)``: row t is the law of the token *after* position t.
+        cache
+            Holding T more tokens in every row.
+
+        Raises
+        ------
+        CacheError
+            If a row would hold more than its capacity; the cache is then as it was.
         """
         ...
 
     def rollback(self, cache: CacheT, lengths: Array, /) -> CacheT:
-        """Keep the first ``lengths[b]`` tokens of each row b. The cache passed in must not be used again."""
+        """Keep the first ``lengths[b]`` tokens of each row b.
+
+        Parameters
+        ----------
+        cache
+            Must not be used again.
+        lengths : array
+            Integers of shape ``(B,)``, each from 0 to what the row holds, of this or another framework.
+
+        Returns
+        -------
+        cache
+            In which what comes next follows the tokens kept, as if no others had been.
+
+        Raises
+        ------
+        CacheError
+            If a length is negative, more than the row holds, or more than `max_rollback` tokens back.
+        CapabilityError
+            If rows cannot go back to different lengths, and these differ.
+        """
         ...
 
 
