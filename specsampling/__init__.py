@@ -6,6 +6,7 @@ array-API functions and the protocols that models, drafters and random sources s
 that register themselves; `load_model` finds them by name.
 """
 
+from specsampling._adaptive import AdaptiveLookahead
 from specsampling._bundled import bundled
 from specsampling._compatibility import check_compatibility
 from specsampling._counter import CounterSource, Philox
@@ -38,6 +39,7 @@ CONTRACT_VERSION = "1.0"
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveLookahead",
     "Array",
     "BackendError",
     "BackendNotInstalledError",

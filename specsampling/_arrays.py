@@ -13,6 +13,7 @@ __all__ = [
     "device",
     "fetch",
     "is_host",
+    "is_watched",
     "marker",
     "move",
     "namespace",
@@ -104,21 +105,26 @@ def workable(x: Array) -> Array:
     if not array_api_compat.is_torch_array(x):
         return x
     torch: Any = sys.modules["torch"]
-    if type(x) is not torch.Tensor or x.device.type != "cpu" or _is_watched(torch) or x.numel() > _FEW:
+    if type(x) is not torch.Tensor or x.device.type != "cpu" or is_watched() or x.numel() > _FEW:
         return x
     if x.dtype in (torch.float32, torch.float64):
         return to_host(x)
     return to_host(x.detach().float()) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _is_watched(torch: Any) -> bool:
-    """Return whether PyTorch traces, compiles or maps what is being done, so that values would become constants."""
-    return bool(
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+def is_watched() -> bool:
+    """Return whether PyTorch traces, compiles or maps what is being done, so that values would become constants.
+
+    Two of the four questions have no public function. Where a version of PyTorch has lost theirs, the answer is yes:
+    what is slower and right. For use where there is a PyTorch array.
+    """
+    torch: Any = sys.modules["torch"]
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    try:
+        return bool(torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None)
+    except AttributeError:
+        return True
 
 
 def fetch(arrays: Sequence[Array]) -> list[np.ndarray]:

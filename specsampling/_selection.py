@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from array_api_compat import is_jax_array, is_jax_namespace, is_torch_array
 
-from specsampling._arrays import device, namespace
+from specsampling._arrays import device, is_watched, namespace
 from specsampling._categorical import block_sums, num_blocks
+from specsampling._errors import CapabilityError
 from specsampling._model import Array
 
 __all__ = ["PerBatchRow", "column", "lowest_kept"]
@@ -131,7 +132,7 @@ def _in_numpy(
     top_k: PerBatchRow,
     top_p: PerBatchRow,
 ) -> np.ndarray:
-    # A few rows go one by one, at any V: calls cost more than elements there.
+    # Large vocabularies go row by row; so do small ones of few rows, where calls cost more than elements.
     if logits.shape[-1] > _SMALL or (peak.size <= _FEW and logits.size <= _SMALL):
         return _by_partition(logits, weights, peak, temperature, top_k, top_p)
     lowest: np.ndarray = _by_sorting(logits, peak, temperature, top_k, top_p)
@@ -200,7 +201,10 @@ def _in_torch(
     logits: Array, weights: Array, peak: Array, temperature: PerBatchRow, top_k: PerBatchRow, top_p: PerBatchRow
 ) -> Array:
     torch = namespace(logits)
-    if torch.compiler.is_compiling() or (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if sys.modules["torch"].jit.is_tracing():
+        # Which has no operation to look at floats as integers, and would crash in it.
+        raise CapabilityError("top-k and top-p cannot be traced by `torch.jit.trace`; use `torch.compile`")
+    if is_watched() or (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _bisect(logits, weights, _counts(top_k, logits), column(top_p, logits))
     if logits.device.type == "cpu":
         # The memory is shared, and NumPy's partition leaves PyTorch's topk and sort behind by far.

@@ -13,7 +13,9 @@ of tokens looked up, which it has none for, and beside its own schedule for draf
 """
 
 import argparse
+import functools
 import gzip
+import itertools
 import json
 import os
 import platform
@@ -83,7 +85,7 @@ class Timed:
 class Ours:
     """A way of decoding of this library's."""
 
-    def __init__(self, target: Any, drafter: Any, lookahead: int, end_tokens: list[int]) -> None:
+    def __init__(self, target: Any, drafter: Any, lookahead: int | None, end_tokens: list[int]) -> None:
         self.models: list[Any] = [Timed(target)]
         if isinstance(drafter, TorchModel):
             drafter = Timed(drafter)
@@ -97,7 +99,7 @@ class Ours:
         decoder = specsampling.Decoder(
             self.models[0],
             self.drafter,
-            lookahead=self.lookahead,
+            lookahead=self._adaptive(len(prompts)) if self.lookahead is None else self.lookahead,
             sampling=specsampling.Sampling(temperature=temperature),
             end_tokens=self.end_tokens,
             seed=seed,
@@ -120,6 +122,10 @@ class Ours:
         spans = zip(state.prompt_lengths.tolist(), state.lengths.tolist(), strict=True)
         tokens = [state.tokens[row, slice(*span)].tolist() for row, span in enumerate(spans)]
         return Measured(first - began, done - first, sum(map(len, tokens)) - counted, tokens)
+
+    @functools.cache  # noqa: B019 (as many as there are modes and batch sizes, to the end of the program)
+    def _adaptive(self, batch_size: int) -> specsampling.AdaptiveLookahead:
+        return specsampling.AdaptiveLookahead.measured(self.models[0], self.drafter, batch_size=batch_size)
 
 
 class Emissions:
@@ -223,8 +229,10 @@ def make_modes(arguments: argparse.Namespace, ends: list[int]) -> tuple[dict[str
         modes[f"{variant} plain"] = Ours(ours["target"], None, 0, ends)
         lookup = specsampling.PromptLookup()
         modes[f"{variant} lookup"] = Ours(ours["target"], lookup, arguments.lookup, ends)
+        modes[f"{variant} lookup, adaptive"] = Ours(ours["target"], lookup, None, ends)
         if arguments.draft:
             modes[f"{variant} draft"] = Ours(ours["target"], ours["draft"], arguments.lookahead, ends)
+            modes[f"{variant} draft, adaptive"] = Ours(ours["target"], ours["draft"], None, ends)
         if variant == "compiled":
             for model in ours.values():
                 for batch_size, lookahead in {(1, arguments.lookup), (1, arguments.lookahead)}:
@@ -336,13 +344,14 @@ def main() -> None:
             kinds = sorted({prompt.kind for prompt in prompts})
             print(f"\n## {title} ({', '.join(kinds)}; {len(batches)} runs of each mode)\n")
             pairs = []
-            for variant in arguments.ours:
-                pairs.append((f"{variant} plain", "HF plain"))
-                pairs.append((f"{variant} lookup", "HF plain"))
+            for variant, rule in itertools.product(arguments.ours, ("", ", adaptive")):
+                if not rule:
+                    pairs.append((f"{variant} plain", "HF plain"))
+                pairs.append((f"{variant} lookup{rule}", "HF plain"))
                 if batch_size == 1:
-                    pairs.append((f"{variant} lookup", "HF lookup"))
+                    pairs.append((f"{variant} lookup{rule}", "HF lookup"))
                     if has_draft:
-                        pairs += [(f"{variant} draft", name) for name in ("HF assisted", "HF assisted, K")]
+                        pairs += [(f"{variant} draft{rule}", name) for name in ("HF assisted", "HF assisted, K")]
             if batch_size == 1:
                 pairs.append(("HF lookup", "HF plain"))
             table = compare(runs, pairs)

@@ -215,6 +215,13 @@ def test_a_round_makes_no_constants_of_what_torch_traces_or_maps():
     assert np.ndarray not in seen
 
 
+def test_a_torch_without_its_private_functions_is_worked_on_in_torch(monkeypatch):
+    torch = pytest.importorskip("torch")
+    assert isinstance(workable(torch.zeros(2)), np.ndarray)
+    monkeypatch.delattr(torch._C, "_len_torch_dispatch_stack")
+    assert isinstance(workable(torch.zeros(2)), torch.Tensor)
+
+
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_a_round_stays_in_torch_while_it_is_traced():
     torch = pytest.importorskip("torch")

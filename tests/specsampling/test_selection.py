@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specsampling import _selection
+from specsampling import CapabilityError, Sampling, _selection, to_probs
 from specsampling._selection import lowest_kept
 
 INF = math.inf
@@ -182,3 +182,32 @@ def test_torch_off_the_cpu_never_waits_for_top_k() -> None:
     got = lowest_kept(logits, logits, logits[..., :1], None, 50, None)
     assert got.shape == (2, 1)
     assert got.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"top_k": 5}, {"top_p": 0.3}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.5}], ids=str
+)
+@pytest.mark.parametrize("way", ["make_fx", "vmap"])
+def test_thresholds_are_no_constants_of_what_torch_traces_or_maps(way, settings):
+    torch = pytest.importorskip("torch")
+    logits = torch.from_numpy(np.random.default_rng(5).normal(scale=3, size=(3, 4, 4096)))
+    sampling = Sampling(**settings)
+
+    def law(x):
+        return to_probs(x, sampling)
+
+    if way == "vmap":
+        got = torch.func.vmap(law)(logits)
+    else:  # traced on the first block
+        got = torch.stack([*map(torch.fx.experimental.proxy_tensor.make_fx(law)(logits[0]), logits)])
+    expected = torch.stack([law(x) for x in logits])
+    assert torch.equal(got > 0, expected > 0)
+    assert float((got - expected).abs().sum(-1).max()) < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("settings", [{"top_k": 5}, {"top_p": 0.3}], ids=str)
+def test_filters_are_refused_where_torch_cannot_trace_them(settings):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(CapabilityError, match=r"cannot be traced by `torch.jit.trace`"):
+        torch.jit.trace(lambda x: to_probs(x, Sampling(**settings)), torch.zeros(2, 4096), check_trace=False)
