@@ -180,14 +180,32 @@ def test_the_same_batch_repeats():
 
 def test_rounds_with_a_lookahead_of_their_own_say_nothing():
     target, draft = TableModel([0.0, 1.0]), TableModel([1.0, 0.0])
-    adaptive = AdaptiveLookahead(draft_cost=0.1, block_costs={2: 1.1})
+    adaptive = AdaptiveLookahead(draft_cost=0.1, block_costs={2: 1.7})  # which pays at 0.7, and not at one of two
     decoder = Decoder(target, draft, lookahead=adaptive)
     state = decoder.init([0], max_new_tokens=60)
-    first = adaptive(state)
     for _ in range(12):
+        assert adaptive(state) == 2
         state, _ = decoder.step(state, lookahead=2)
         state, _ = decoder.step(state, lookahead=2)
-        assert adaptive(state) == first == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "prompts", "limits"),
+    [({}, [[0]], 60), ({}, [[0]] * 9, [2, 3, 4, 5, 6, 7, 8, 9, 60]), ({"end_tokens": [1]}, [[0]] * 64, 60)],
+    ids=["alone", "limits", "end tokens"],
+)
+@pytest.mark.parametrize("lookahead", [1, 8])
+def test_where_a_text_is_cut_is_no_rejection(options, prompts, limits, lookahead):
+    target = TableModel([0.9, 0.1])
+    adaptive = AdaptiveLookahead(draft_cost=0.0, block_costs={lookahead: 1.0})
+    decoder = Decoder(target, target, lookahead=adaptive, **options)
+    state = decoder.init(prompts, max_new_tokens=limits)
+    while not state.is_done:
+        state, _ = decoder.step(state)
+    (record,) = adaptive._records.values()
+    assert record.tested > 2.5  # more than was assumed
+    # Whatever was tested was accepted; what is missing is left of the assumption.
+    assert record.tested - record.accepted <= 2 * (1 - 0.7)
 
 
 def test_greedy_text_is_plain_greedy_text():
