@@ -28,6 +28,8 @@ from gpu_findings import SECTIONS, Findings  # noqa: E402 (after the path is set
 
 __all__ = ["build_parser", "main"]
 
+_MINUTES = 9.5
+
 PACKAGES = ("numpy", "torch", "transformers", "accelerate", "jax", "jaxlib", "onnxruntime-gpu", "onnxruntime")
 
 # Products of float32 are otherwise rounded to ten bits on the way (TF32), in three libraries by three defaults. The
@@ -52,7 +54,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu (default: cuda)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
-    parser.add_argument("--minutes", type=float, default=9.5, help="stop after this long (default: %(default)g)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=_MINUTES,
+        help="stop after this long (default: %(default)g); with more, each section may take longer in proportion",
+    )
     parser.add_argument("--only", action="append", metavar="TEXT", help="sections whose name has this; may be repeated")
     parser.add_argument("--list", action="store_true", help="list the sections and run nothing")
     parser.add_argument("--section", help=argparse.SUPPRESS)  # how the program calls itself
@@ -73,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {"device": arguments.device, "versions": versions(arguments.device), "sections": {}}
     for name in chosen:
         print(name, file=sys.stderr, flush=True)
-        limit = min(SECTIONS[name][1], end - time.monotonic())
+        limit = min(SECTIONS[name][1] * max(1.0, arguments.minutes / _MINUTES), end - time.monotonic())
         found = start_section(name, arguments.device, limit)
         result["sections"][name] = found
         print(f"{found['status']}: {name} ({found['seconds']:.1f} s) {found['reason']}", flush=True)

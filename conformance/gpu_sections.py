@@ -2,11 +2,12 @@
 
 import functools
 import importlib
+import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gpu_findings import Findings, Skipped, require, section, timed
@@ -54,7 +55,7 @@ def backend(name: str) -> Any:
 
 
 def load(name: str, checkpoint: Any, findings: Findings, dtype: str = "float32", device: str | None = None) -> Any:
-    """Load a checkpoint with a backend, on the section's device unless another is named."""
+    """Load a checkpoint with a backend, on the section's device unless another is named; or skip."""
     package = backend(name)
     if name == "jax":
         jax = importlib.import_module("jax")
@@ -67,6 +68,16 @@ def load(name: str, checkpoint: Any, findings: Findings, dtype: str = "float32",
     return package.load(checkpoint, dtype=dtype, device=device or findings.device)
 
 
+class _Loader(NamedTuple):
+    """Loads a checkpoint of the suite's, in processes of the suite's too."""
+
+    name: str
+    device: str
+
+    def __call__(self, checkpoint: Path, dtype: str) -> Any:
+        return backend(self.name).load(checkpoint, dtype=dtype, device=self.device)
+
+
 def suite(name: str, tier: str, findings: Findings, checks: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()) -> None:
     """Run the conformance suite against a backend."""
     from specsampling_conformance import Capabilities, check_backend
@@ -76,13 +87,15 @@ def suite(name: str, tier: str, findings: Findings, checks: tuple[str, ...] = ()
         names = {field: getattr(declared, field) for field in declared.__dataclass_fields__}
         installed = {status.name for status in specsampling.available_backends()}
         report = check_backend(
-            lambda checkpoint, dtype: load(name, checkpoint, findings, dtype),
+            _Loader(name, findings.device),
             Capabilities(**{**names, "dtypes": dtypes or declared.dtypes}),
             tier=tier,
             checks=checks,
             backend=name if name in installed else None,
             device=findings.device,
             time_limit=120,
+            # XLA compiles for minutes, on one core.
+            jobs=max(1, min(6, (os.cpu_count() or 1) // 2)) if name == "jax" else 1,
         )
         values |= {"level": report.level, "seed": report.seed, "failures": report.failures}
         values["seconds"] = {cost.tier: round(cost.seconds, 2) for cost in report.costs}
