@@ -74,6 +74,13 @@ class Philox:
     seed : int
         The key, 0 to ``2**64 - 1``; its low word comes first.
 
+    Raises
+    ------
+    TypeError
+        If the seed is not an integer.
+    ValueError
+        If it has more than 64 bits or is negative.
+
     References
     ----------
     Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3".
@@ -87,6 +94,7 @@ class Philox:
     """
 
     def __init__(self, seed: int) -> None:
+        seed = _checked_seed(seed, "an integer")
         self._key = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32)
 
     def __call__(self, counter: np.ndarray) -> np.ndarray:
@@ -138,11 +146,7 @@ class CounterSource:
     def __init__(self, seed: int | None = 0) -> None:
         if seed is None:
             seed = secrets.randbits(64)
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise TypeError(f"`seed` must be an integer or None, got {seed!r}")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"`seed` must lie in 0 to 2**64 - 1, got {seed}")
-        self._seed = int(seed)
+        self._seed = _checked_seed(seed, "an integer or None")
         self._ahead: _DrawnAhead | None = None
 
     @property
@@ -251,6 +255,14 @@ def _draw_ahead(
     pairs = words.reshape(*counter.shape[:3], 4, 2)[..., :3, :].astype(np.uint64)
     integers = (pairs[..., 0] << np.uint64(20)) | (pairs[..., 1] >> np.uint64(12))
     return _DrawnAhead(lookahead, row_ids.copy(), rounds.copy(), (integers + 0.5) * 2.0**-52)
+
+
+def _checked_seed(seed: int, kind: str) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise TypeError(f"`seed` must be {kind}, got {seed!r}")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"`seed` must lie in 0 to 2**64 - 1, got {seed}")
+    return int(seed)
 
 
 def _integers(values: Sequence[int] | np.ndarray, name: str) -> np.ndarray:

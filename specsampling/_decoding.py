@@ -75,8 +75,10 @@ class Decoder:
         autoregressive sampling through the same code.
     lookahead : int or Lookahead, default: 4
         Tokens drafted per round, K, or a callable that picks it before each round.
-    sampling, draft_sampling : Sampling
-        Settings of the target and of the draft (None: the same). The draft's change speed, never the law.
+    sampling : Sampling, optional
+        Settings of the target; None is the default ones, ``Sampling()``.
+    draft_sampling : Sampling, optional
+        Settings of the draft; None is the target's. They change speed, never the law.
     end_tokens : sequence of int
         Ids that end a row; they are part of the output.
     stop_sequences : sequence of sequences of int
@@ -105,6 +107,9 @@ class Decoder:
     Notes
     -----
     Same seed, row id, prompt and lookahead give the same tokens whatever the rest of the batch is.
+
+    Accepted without effect are, at temperature 0, top-k, top-p and min-p, and `seed` where the draft is greedy too;
+    without a drafter `lookahead` and `pad_vocab`; at lookahead 0 the drafter and `draft_sampling`.
 
     Examples
     --------
@@ -183,8 +188,9 @@ class Decoder:
             and not self.validate  # whose messages name the rows of the whole batch
         )
         self._compiled: dict[int, DecodeRound] = {}
-        self._metered_target = MeteredModel(target)
-        self._metered_drafter = None if self.drafter is None else MeteredDrafter(self.drafter)
+        # Of a model and of a drafter they have what a round calls, and no more.
+        self._metered_target: Any = MeteredModel(target)
+        self._metered_drafter: Any = None if self.drafter is None else MeteredDrafter(self.drafter)
 
     def init(
         self,
@@ -214,9 +220,11 @@ class Decoder:
 
         Raises
         ------
+        TypeError
+            For prompts that are not token ids, and for numbers that are not integers.
         ValueError
-            For prompts that are empty or hold ids out of range, and for a row whose prompt and `max_new_tokens` pass
-            the target's context limit; the message names the row.
+            For prompts that are empty or hold ids out of range, for settings or numbers that are for another batch, and
+            for a row whose prompt and `max_new_tokens` pass the target's context limit; the message names the row.
         CapabilityError
             If a model cannot roll back far enough for `max_lookahead`, or declares that it cannot hold such a batch.
         """
@@ -278,7 +286,11 @@ class Decoder:
         NonFiniteLogitsError
             If a model returned a row without a law; nothing of the round is committed.
         ValueError
-            If every row has finished or `lookahead` has no room in the caches.
+            If every row has finished, `state` was used before, `lookahead` has no room in the caches, a rule returned
+            none of its `choices`, or the drafter's proposal has another shape; with `validate` also for numbers that
+            cannot be laws.
+        TypeError
+            If `lookahead`, or what a rule returned, is not an integer, or the drafter's answer is no proposal.
         """
         if state.is_done:
             raise ValueError("every row of `state` has finished")
@@ -333,7 +345,8 @@ class Decoder:
 
     @property
     def _draft_seconds(self) -> float:
-        return 0.0 if self._metered_drafter is None else self._metered_drafter.seconds
+        seconds: float = 0.0 if self._metered_drafter is None else self._metered_drafter.seconds
+        return seconds
 
     def _round(self, lookahead: int) -> DecodeRound:
         if not self._can_compile:

@@ -20,9 +20,6 @@ StateT = TypeVar("StateT")
 _WIDEST_SCORED_BLOCK = 16
 """Catching up by more tokens than this is done without logits first: they cost a row of V numbers each."""
 
-_TRACED_WIDTH = 2
-"""Inside a trace shapes are fixed: a draft fed every round lacks one token, or two after a fully accepted block."""
-
 
 class Context(NamedTuple):
     """Every row's committed text, as a drafter sees it.
@@ -136,6 +133,14 @@ class ModelDrafter:
         The draft model.
     num_calls : int
         Scoring calls of the model so far, prompts included.
+    traced_width : int
+        Tokens that a draft is fed first inside a trace, where shapes are fixed: 2. Fed every round it
+        lacks one, or two after a fully accepted block.
+
+    Raises
+    ------
+    TypeError
+        If `model` lacks a member that every model has.
 
     Notes
     -----
@@ -154,6 +159,8 @@ class ModelDrafter:
     >>> len(result.tokens[0])
     8
     """
+
+    traced_width = 2
 
     def __init__(self, model: Model[Any]) -> None:
         self.model: Model[Any] = as_model("model", model)
@@ -188,8 +195,8 @@ class ModelDrafter:
     def catch_up(self, state: ModelDrafterState, context: Context, width: int) -> ModelDrafterState:
         """Feed the host `context` until no row lacks more than `width` tokens; draws nothing.
 
-        `propose` does this by itself where it sees host arrays. A compiled round, whose block has the fixed width 2,
-        calls it before the trace.
+        `propose` does this by itself where it sees host arrays. A compiled round calls it before the trace, with
+        `traced_width`.
         """
         held, lengths = self._span(context.lengths, to_host(state.num_held))
         if int((lengths - held).max()) <= width:
@@ -215,7 +222,7 @@ class ModelDrafter:
             width = int((lengths - held).max())
         else:
             held, lengths = self._span(context.lengths, state.num_held)
-            width = _TRACED_WIDTH
+            width = self.traced_width
         xp = namespace(lengths)
         cache = self.model.rollback(state.cache, move(held, state.like))
         block = gather_block(context.tokens, held, lengths, width)
@@ -268,7 +275,8 @@ class ModelDrafter:
     def _is_within(self, lengths: Array) -> Array:
         """Whether each row's text fits the model's context limit."""
         if self._max_length is None:
-            return namespace(lengths).ones_like(lengths, dtype=bool)
+            xp = namespace(lengths)
+            return xp.ones_like(lengths, dtype=xp.bool)
         return lengths <= self._max_length
 
     def _span(self, lengths: Array, num_held: Array) -> tuple[Array, Array]:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsampling._arrays import marker, move, namespace, take_along_axis
+from specsampling._arrays import device, marker, move, namespace, take_along_axis
 from specsampling._model import Array, Model
 
 __all__ = ["CHUNK", "Fed", "feed", "gather_block"]
@@ -70,6 +70,6 @@ def gather_block(tokens: Array, start: Array, stop: Array, width: int) -> Array:
     Pure array API on arrays of one namespace; `tokens` is ``(B, C)`` and all are integers.
     """
     xp = namespace(tokens)
-    index = start[:, None] + xp.arange(width, dtype=start.dtype)[None, :]
+    index = start[:, None] + xp.arange(width, dtype=start.dtype, device=device(start))[None, :]
     held = take_along_axis(tokens, xp.clip(index, 0, tokens.shape[1] - 1), 1)
     return xp.where(index < stop[:, None], held, xp.zeros_like(held))

@@ -53,6 +53,8 @@ class PromptLookup:
 
     Raises
     ------
+    TypeError
+        If either is not an integer.
     ValueError
         Unless ``1 <= min_ngram <= max_ngram``.
 

@@ -1,4 +1,7 @@
-"""Proxies that time a model's calls, so that the round itself stays a pure function."""
+"""Proxies that time a model's calls, so that the round itself stays a pure function.
+
+They have what :func:`specsampling.decode_round` asks of a model and of a drafter, and nothing else.
+"""
 
 import time
 from typing import Any
@@ -13,17 +16,12 @@ __all__ = ["MeteredDrafter", "MeteredModel"]
 
 
 class MeteredModel:
-    """A model whose `score` and `rollback` add their wall time to `seconds`; everything else passes through."""
+    """A model whose `score` and `rollback` add their wall time to `seconds`."""
 
     def __init__(self, model: Model[Any]) -> None:
         self._model = model
         self.seconds = 0.0
         self.vocab_size = model.vocab_size
-        self.max_rollback = model.max_rollback
-
-    def init_cache(self, batch_size: int, capacity: int) -> Any:
-        """Pass through."""
-        return self._model.init_cache(batch_size, capacity)
 
     def score(self, cache: Any, tokens: Array, /, *, num_logits: int | None = None) -> tuple[Array, Any]:
         """Score and time it."""
@@ -53,10 +51,6 @@ class MeteredDrafter:
     def num_calls(self) -> int:
         """Scoring calls of the drafter's model so far, 0 for a drafter that has none."""
         return getattr(self._drafter, "num_calls", 0)
-
-    def init(self, batch_size: int, capacity: int) -> Any:
-        """Pass through."""
-        return self._drafter.init(batch_size, capacity)
 
     def propose(
         self, state: Any, context: Context, lookahead: int, sampling: Sampling, randomness: Randomness

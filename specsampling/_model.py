@@ -32,8 +32,8 @@ class Model(Protocol[CacheT]):
     vocab_size : int
         Number of token ids, V.
     max_rollback : int or None
-        How many tokens back a row can go from where it is; None means any number. Recurrent models keep snapshots and
-        say how many.
+        How many tokens behind the furthest length that it has had a row can go back to; None means any number.
+        Recurrent models keep snapshots and say how many.
 
     Examples
     --------
@@ -121,7 +121,9 @@ class Model(Protocol[CacheT]):
         Raises
         ------
         CacheError
-            If a length is negative, more than the row holds, or more than `max_rollback` tokens back.
+            If a length is negative or more than the row holds.
+        CapabilityError, CacheError
+            If a length is more than `max_rollback` behind the furthest that the row has had; either will do.
         CapabilityError
             If rows cannot go back to different lengths, and these differ.
         """

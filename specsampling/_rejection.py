@@ -92,6 +92,8 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
 
     Raises
     ------
+    TypeError
+        If `proposal.tokens` or `proposal.num_tokens` are not integers.
     ValueError
         If shapes do not fit. With `validate` also if the draft gives a proposed token probability zero, or if a row
         that is used has NaN or negative entries or does not sum to one; the message names row and slot.
@@ -121,10 +123,13 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
     (0, 0)
     """
     _check_shapes(proposal, target_probs)
-    if validate:
-        check_values(proposal, target_probs)
     tokens, num_tokens, draft_probs = proposal
     xp = namespace(*(x for x in (*proposal, target_probs) if x is not None))
+    for name, x in (("tokens", tokens), ("num_tokens", num_tokens)):
+        if not xp.isdtype(x.dtype, "integral"):
+            raise TypeError(f"`{name}` must be of an integer dtype, got {x.dtype}")
+    if validate:
+        check_values(proposal, target_probs)
     tokens = tokens if xp.iinfo(tokens.dtype).bits >= 32 else xp.astype(tokens, xp.int32)
     lookahead = tokens.shape[1]
     if lookahead == 0:

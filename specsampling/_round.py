@@ -234,9 +234,8 @@ def decode_round(
     xp = namespace(logits)
     tokens = move(tokens, logits)
     num_tokens, limits = (xp.astype(move(x, logits), tokens.dtype, copy=False) for x in (proposal.num_tokens, limits))
-    num_tokens = xp.clip(num_tokens, 0, lookahead)  # what a drafter claims beyond its block does not exist
-    num_tokens = xp.where(num_tokens < limits, num_tokens, limits - 1)
-    num_tokens = xp.where(limits > 0, num_tokens, 0)
+    # What a drafter claims beyond its block does not exist; one token of the limit is left for the target's own.
+    num_tokens = xp.clip(xp.minimum(num_tokens, limits - 1), 0, lookahead)
     processed_logits = logits if end_bans is None else _ban(logits, move(end_bans, logits), end_tokens)
     target_probs = to_probs(processed_logits, sampling)
     if num_fed < lookahead:
@@ -324,6 +323,8 @@ def _bad_slots(proposal: Proposal, target_probs: Array, limits: Array, slots: Ar
     xp = namespace(target_probs)
     num_tokens, draft_probs = proposal.num_tokens[:, None], proposal.probs
     is_used = (slots <= num_tokens) & (limits[:, None] > 0)
+    # `to_probs` makes a row without a law NaN throughout, so that its first entry tells. A drafter's rows may come from
+    # anywhere: NaN or infinity in any entry shows in the sum.
     bad_target_slot = _first(xp.isnan(target_probs[:, :, 0]) & is_used, slots)
     if draft_probs is None or draft_probs.shape[1] == 0:
         return bad_target_slot, xp.full_like(bad_target_slot, -1)

@@ -72,6 +72,13 @@ class JaxModel:
     capabilities : Capabilities
         What the conformance suite may ask for.
 
+    Raises
+    ------
+    TypeError
+        If a function is not callable, or `device` is neither a device nor a sharding.
+    ValueError
+        If `vocab_size` or `max_length` is not a positive integer.
+
     Notes
     -----
     Shapes come in buckets: capacities in steps of a quarter of a power of two (at least 32), blocks in powers of two.
@@ -169,8 +176,11 @@ class JaxModel:
         FileNotFoundError
             If the directory or a file in it is missing.
         ValueError
-            If `dtype` or `device` is another, the files do not agree with each other, or the mesh does not divide the
+            If `dtype` or `device` is another, `mesh` is given together with `device` or has more axes than one,
+            `replicate` is without a mesh, the files do not agree with each other, or the mesh does not divide the
             model's heads and inner sizes.
+        TypeError
+            If `mesh` is not a mesh.
         CapabilityError
             If the architecture is none of those supported, or float64 is not enabled.
 
@@ -270,6 +280,8 @@ class JaxModel:
 
         Raises
         ------
+        TypeError
+            If `tokens` are not integers.
         ValueError
             If `tokens` or `num_logits` are out of range or of the wrong shape.
         CacheError
@@ -319,6 +331,10 @@ class JaxModel:
 
         Raises
         ------
+        TypeError
+            If `lengths` are not integers.
+        ValueError
+            If `lengths` are not of shape ``(B,)``.
         CacheError
             If a length is negative or more than the row holds; the message names the row and both numbers.
         """

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specsampling import Array, Context, RoundOutput
+from specsampling import Array, Context, ModelDrafter, RoundOutput
 
 from ._checks import on_host
 
 __all__ = ["Numbers", "Rows", "WIDTH", "pack", "pack_rows", "unpack", "unpack_rows", "wide"]
 
-WIDTH = 2
+WIDTH = ModelDrafter.traced_width
 """Tokens of each row's text that go in: a draft lacks one or, after a fully accepted block, two."""
 
 

@@ -16,8 +16,8 @@ from specsampling import Array, Label, Randomness
 __all__ = ["AskingRandomness", "answering"]
 
 
-class _Desk:
-    """Where one round's questions are answered; what an answer raises is kept for whoever runs the round."""
+class _Answerer:
+    """Answers one round's questions on the host; what an answer raises is kept for whoever runs the round."""
 
     def __init__(self, randomness: Randomness) -> None:
         self._randomness = randomness
@@ -33,22 +33,22 @@ class _Desk:
         return np.zeros(shape, dtype)
 
 
-# Compiled code is shared, so it does not know whom to ask: the number of a desk comes in as an argument.
-_desks: dict[int, _Desk] = {}
-_numbers = itertools.count()
+# Compiled code is shared, so it does not know whom to ask: the round's id comes in as an argument.
+_answerers: dict[int, _Answerer] = {}
+_round_ids = itertools.count()
 
 
 @contextlib.contextmanager
 def answering(randomness: Randomness) -> Iterator[Any]:
-    """Let `randomness` answer what compiled code asks under the number given, and raise what it raised."""
-    number = next(_numbers) % 2**31
-    desk = _desks[number] = _Desk(randomness)
+    """Let `randomness` answer what compiled code asks under the round's id given, and raise what it raised."""
+    round_id = next(_round_ids) % 2**31
+    answerer = _answerers[round_id] = _Answerer(randomness)
     try:
-        yield np.int32(number)
+        yield np.int32(round_id)
     finally:
-        del _desks[number]
-    if desk.error is not None:
-        raise desk.error
+        del _answerers[round_id]
+    if answerer.error is not None:
+        raise answerer.error
 
 
 class AskingRandomness:
@@ -56,15 +56,15 @@ class AskingRandomness:
 
     Parameters
     ----------
-    number : array
+    round_id : array
         Under which `answering` gives the answers.
     ordered : bool
         Whether callbacks keep their order by themselves. On more than one device JAX cannot do that; there every
         question waits for the answers it depends on, as one about a slot does for the slots before.
     """
 
-    def __init__(self, number: Array, *, ordered: bool) -> None:
-        self._number, self._ordered = number, ordered
+    def __init__(self, round_id: Array, *, ordered: bool) -> None:
+        self._round_id, self._ordered = round_id, ordered
 
     def accept(self, numerator: Array, denominator: Array, label: Label) -> Array:
         """Ask for booleans ``(B, K)``."""
@@ -77,10 +77,10 @@ class AskingRandomness:
     def _ask(self, question: str, label: Label, shape: tuple[int, ...], dtype: Any, *weights: Array) -> Array:
         # NumPy has no bfloat16.
         weights = tuple(x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in weights)
-        answer: Any = jax.eval_shape(lambda: jnp.zeros(shape, dtype))
+        answer = jax.ShapeDtypeStruct(shape, dtype)
         ask = functools.partial(_ask_host, question, label, shape, dtype)
-        return io_callback(ask, answer, self._number, *weights, ordered=self._ordered)
+        return io_callback(ask, answer, self._round_id, *weights, ordered=self._ordered)
 
 
-def _ask_host(question: str, label: Label, shape: tuple[int, ...], dtype: Any, number: Any, *weights: Any) -> Any:
-    return _desks[int(number)].ask(question, label, shape, dtype, weights)
+def _ask_host(question: str, label: Label, shape: tuple[int, ...], dtype: Any, round_id: Any, *weights: Any) -> Any:
+    return _answerers[int(round_id)].ask(question, label, shape, dtype, weights)

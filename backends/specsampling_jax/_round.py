@@ -86,7 +86,7 @@ def compile_round(target: JaxModel, drafter: Drafter[Any] | None, sampling: Samp
     Notes
     -----
     Equal functions, settings and shapes share their compiled code, whatever decoder asks; capacities come in buckets. A
-    `Randomness` other than `UniformRandomness` is asked by ordered callbacks to the host.
+    `Randomness` other than `UniformRandomness` is asked by callbacks to the host, which on one device keep their order.
 
     Examples
     --------
@@ -165,8 +165,8 @@ class _CompiledRound:
             packed, like, arrays = _run(fixed, params, arrays, rows, _uniforms(randomness), proposal)
             answer = np.asarray(packed)  # the one transfer, and where the host waits
         else:
-            with answering(randomness) as number:
-                packed, like, arrays = _run(fixed, params, arrays, rows, number, proposal)
+            with answering(randomness) as round_id:
+                packed, like, arrays = _run(fixed, params, arrays, rows, round_id, proposal)
                 answer = np.asarray(packed)
 
         output, numbers = unpack(answer, lookahead, logprobs is not None)
@@ -204,9 +204,9 @@ class _Given:
 def _run(
     fixed: _Fixed, params: Any, arrays: Any, rows: Array, decisions: Array, proposal: Proposal | None
 ) -> tuple[Array, Array, Any]:
-    """Trace a round; return what the host needs in one array, the rows' next tokens, and both caches.
+    """Trace a round; return what the host needs in one array, the carry's `like` (which is empty), and both caches.
 
-    `decisions` is the round's uniforms, or the number under which the host answers.
+    `decisions` is the round's uniforms, or the id under which the host answers.
     """
     row = unpack_rows(rows)
     lengths = row.lengths

@@ -20,6 +20,10 @@ The modules, in reading order:
     What every cache refuses, before it writes anything.
 ``_llama``
     `NumpyModel`, a decoder of the Llama family with a key-value cache.
+``_config``
+    config.json: sizes, constants, windows and rotations, checked as they are read.
+``_json``
+    What of a JSON file is refused, and how it is named.
 ``_checkpoint``
     config.json and safetensors, held against each other before a weight is read.
 

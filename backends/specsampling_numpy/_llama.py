@@ -235,6 +235,8 @@ class NumpyModel:
 
         Raises
         ------
+        TypeError
+            If `tokens` are not integers.
         ValueError
             If `tokens` or `num_logits` are out of range or of the wrong shape.
         CacheError
@@ -278,6 +280,10 @@ class NumpyModel:
 
         Raises
         ------
+        TypeError
+            If `lengths` are not integers.
+        ValueError
+            If `lengths` are not of shape ``(B,)``.
         CacheError
             If a length is negative or more than the row holds; the message names the row and both numbers.
         """
@@ -300,8 +306,10 @@ class NumpyModel:
 
         Raises
         ------
+        TypeError
+            If `rows` are not integers.
         ValueError
-            If a row does not exist.
+            If `rows` are not of shape ``(R,)``, or one of them does not exist.
         """
         rows = checked_rows(rows, len(cache.lengths))
         lengths = cache.lengths[rows]

@@ -189,6 +189,8 @@ class TableModel:
 
         Raises
         ------
+        TypeError
+            If `tokens` are not integers.
         ValueError
             If `tokens` or `num_logits` are out of range or of the wrong shape.
         CacheError
@@ -232,6 +234,10 @@ class TableModel:
 
         Raises
         ------
+        TypeError
+            If `lengths` are not integers.
+        ValueError
+            If `lengths` are not of shape ``(B,)``.
         CacheError
             If a length is negative or more than the row holds; the message names the row and both numbers.
         """
@@ -254,8 +260,10 @@ class TableModel:
 
         Raises
         ------
+        TypeError
+            If `rows` are not integers.
         ValueError
-            If a row does not exist.
+            If `rows` are not of shape ``(R,)``, or one of them does not exist.
         """
         rows = checked_rows(rows, len(cache.lengths))
         return TableCache(cache.tokens[rows], cache.lengths[rows])

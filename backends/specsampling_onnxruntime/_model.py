@@ -247,6 +247,8 @@ class OnnxModel:
 
         Raises
         ------
+        TypeError
+            If `tokens` are not integers.
         ValueError
             If `tokens` or `num_logits` are out of range or of the wrong shape.
         CacheError
@@ -277,6 +279,10 @@ class OnnxModel:
 
         Raises
         ------
+        TypeError
+            If `lengths` are not integers.
+        ValueError
+            If `lengths` are not of shape ``(B,)``.
         CacheError
             If a length is negative or more than the row holds; the message names the row and both numbers.
         """
@@ -301,8 +307,10 @@ class OnnxModel:
 
         Raises
         ------
+        TypeError
+            If `rows` are not integers.
         ValueError
-            If a row does not exist.
+            If `rows` are not of shape ``(R,)``, or one of them does not exist.
         CapabilityError
             If the graph takes fewer rows.
         """

@@ -339,6 +339,8 @@ class TorchModel:
 
         Raises
         ------
+        TypeError
+            If `tokens` are not integers.
         ValueError
             If `tokens` or `num_logits` are out of range or of the wrong shape.
         CacheError
@@ -413,6 +415,10 @@ class TorchModel:
 
         Raises
         ------
+        TypeError
+            If `lengths` are not integers.
+        ValueError
+            If `lengths` are not of shape ``(B,)``.
         CacheError
             If a length is negative or more than the row holds; the message names the row and both numbers.
         CapabilityError

@@ -111,7 +111,7 @@ def _then_longer_block(subject: Subject) -> None:
 
 @check(
     "T0.rollback.every_depth",
-    "A row may go back by any number of tokens up to `max_rollback`, from any length.",
+    "A row may go back to any length up to `max_rollback` tokens behind the furthest that it has had.",
 )
 def _every_depth(subject: Subject) -> None:
     rows, oracle = rows_for(subject, 2), Oracle(subject.model())

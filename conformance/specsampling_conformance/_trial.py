@@ -99,7 +99,7 @@ class Trial:
     rows : list of list of int
         Tokens that each row should hold.
     floors : list of int
-        How far back each row may go: 0, or less than `max_rollback` behind the furthest it has been.
+        How far back each row may go: to 0, or to `max_rollback` tokens behind the furthest it has been.
     calls : list of str
         What was called, for counterexamples.
     logits : array or None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsampling import CounterSource, Label, Purpose, UniformRandomness
+from specsampling import CounterSource, Label, Philox, Purpose, UniformRandomness
 from specsampling import _counter as counter_module
 from specsampling._arrays import to_host
 from specsampling._counter import philox4x32
@@ -34,6 +34,27 @@ def words(text: str) -> np.ndarray:
 )
 def test_philox_gives_the_known_answers_of_random123(counter: str, key: str, answer: str) -> None:
     np.testing.assert_array_equal(philox4x32(words(counter), words(key)), words(answer))
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "message"),
+    [
+        (-1, ValueError, r"`seed` must lie in 0 to 2\*\*64 - 1, got -1"),
+        (2**64, ValueError, r"`seed` must lie in 0 to 2\*\*64 - 1, got 18446744073709551616"),
+        (1.0, TypeError, "`seed` must be an integer, got 1.0"),
+        (True, TypeError, "`seed` must be an integer, got True"),
+        (None, TypeError, "`seed` must be an integer, got None"),
+    ],
+)
+def test_a_key_that_is_no_64_bit_integer_is_refused(seed: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Philox(seed)
+
+
+def test_a_key_may_be_any_64_bit_integer() -> None:
+    for seed in (0, 2**64 - 1, np.uint64(2**64 - 1), np.int8(7)):
+        expected = philox4x32(np.zeros(4, np.uint32), np.array([int(seed) & 0xFFFFFFFF, int(seed) >> 32], np.uint32))
+        np.testing.assert_array_equal(Philox(seed)(np.zeros(4, np.uint32)), expected)
 
 
 def philox_in_integers(counter: list[int], key: list[int], rounds: int) -> list[int]:

@@ -139,7 +139,9 @@ def test_what_has_no_effect_is_accepted_where_the_docs_say_so(toys):
     target = toys.random_table(5)
     plain = generate(target, None, [0], max_new_tokens=6)
     assert generate(target, None, [0], max_new_tokens=6, lookahead=9).tokens == plain.tokens
+    assert generate(target, None, [0], max_new_tokens=6, pad_vocab=True).tokens == plain.tokens
     assert generate(target, target, [0], max_new_tokens=6, lookahead=0).tokens == plain.tokens
+    assert generate(target, target, [0], max_new_tokens=6, lookahead=0, draft_sampling=GREEDY).tokens == plain.tokens
     greedy = [
         generate(target, None, [0], max_new_tokens=6, seed=seed, sampling=Sampling(temperature=0.0, top_k=2, top_p=0.5))
         for seed in (0, 1)

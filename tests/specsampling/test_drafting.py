@@ -250,3 +250,29 @@ def test_traced_block_is_two_wide_whatever_is_lacking(toys):
     empty, state = jax.jit(lambda *a: drafter.propose(*a, 0, SETTINGS, None))(state, Context(tokens, lengths + 1))
     assert empty.tokens.shape == (2, 0)
     assert np.asarray(state.num_held).tolist() == [5, 3]
+
+
+def test_constants_are_made_on_the_device_of_the_text():
+    strict = pytest.importorskip("array_api_strict")
+    where = strict.Device("device1")
+
+    class Uniform:
+        vocab_size, max_rollback = 4, None
+
+        def init_cache(self, batch_size, capacity):
+            return None
+
+        def score(self, cache, tokens, /, *, num_logits=None):
+            return strict.zeros((*tokens.shape, 4), device=where), cache
+
+        def rollback(self, cache, lengths, /):
+            return cache
+
+    drafter = ModelDrafter(Uniform())
+    tokens, lengths, num_held, u = (
+        strict.asarray(x, device=where)
+        for x in (np.array([[1, 2, 3, 0], [2, 0, 0, 0]]), np.array([3, 1]), np.array([1, 0]), np.full((2, 5, 3), 0.6))
+    )
+    state = drafter.init(2, 4)._replace(num_held=num_held, like=lengths)
+    proposal, state = drafter.propose(state, Context(tokens, lengths), 2, Sampling(), UniformRandomness(u, 2))
+    assert {x.device for x in (*proposal, state.num_held)} == {where}

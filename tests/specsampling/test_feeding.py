@@ -83,6 +83,17 @@ def test_no_block_reaches_past_the_end_of_the_cache(toys):
     assert fed.cache.lengths.tolist() == behind.tolist()
 
 
+def test_constants_are_made_on_the_device_of_the_text():
+    strict = pytest.importorskip("array_api_strict")
+    where = strict.Device("device1")
+    tokens, start, stop = (
+        strict.asarray(x, device=where) for x in (np.arange(6).reshape(2, 3), np.array([0, 2]), np.array([2, 3]))
+    )
+    block = gather_block(tokens, start, stop, 2)
+    assert block.device == where
+    assert np.asarray(block.to_device(strict.Device("CPU_DEVICE"))).tolist() == [[0, 1], [5, 0]]
+
+
 def test_block_is_each_rows_own_span_padded_with_id_zero():
     tokens = np.arange(1, 13).reshape(2, 6)
     block = gather_block(tokens, np.array([1, 4]), np.array([4, 5]), 4)

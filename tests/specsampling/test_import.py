@@ -2,6 +2,7 @@ import ast
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 import pkgutil
@@ -190,6 +191,11 @@ def _has_private(node):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_say_that_they_are_typed(package):
     assert (PACKAGES[package] / "py.typed").is_file()
+
+
+def test_streaming_takes_what_generating_takes():
+    generated, streamed = (inspect.signature(function) for function in (specsampling.generate, specsampling.stream))
+    assert [*streamed.parameters.values()] == [*generated.parameters.values()]  # defaults and annotations too
 
 
 def test_the_version_is_the_distributions():

@@ -628,6 +628,19 @@ def test_validation_names_row_and_slot(framework, case):
         verify(proposal, framework.asarray(target_probs), UniformRandomness(uniforms(2, 3), 3), validate=True)
 
 
+@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize("name", ["tokens", "num_tokens"])
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_what_are_not_integers_is_refused_by_name(framework, name, lookahead, validate):
+    tokens = framework.asarray(np.zeros((1, lookahead), np.int32))
+    proposal = Proposal(tokens, framework.asarray(np.array([lookahead])), None)
+    proposal = proposal._replace(**{name: framework.asarray(np.asarray(getattr(proposal, name), np.float32))})
+    target_probs = framework.asarray(np.full((1, lookahead + 1, 2), 0.5))
+    randomness = UniformRandomness(framework.asarray(uniforms(1, lookahead)), lookahead)
+    with pytest.raises(TypeError, match=f"`{name}` must be of an integer dtype, got .*float32"):
+        verify(proposal, target_probs, randomness, validate=validate)
+
+
 def test_validation_reads_only_what_is_used():
     proposal = Proposal(np.array([[0, 9]]), np.array([1]), changed(proposal_of(1, 2).probs, (0, 1), np.nan))
     target_probs = changed(UNIFORM[:1, :3], (0, 2), np.nan)

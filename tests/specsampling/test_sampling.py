@@ -410,6 +410,8 @@ def test_half_precision_is_raised_to_float32_first(dtype: str) -> None:  # fault
         import jax.numpy as jnp
 
         half.append(jnp.asarray(values, dtype=dtype))
+    if not half:
+        pytest.skip(f"nothing that is installed has {dtype}")
     for logits in half:
         for sampling in (Sampling(temperature=20.0), Sampling(temperature=20.0, top_k=3, top_p=0.99)):
             got = to_probs(logits, sampling)

@@ -86,7 +86,7 @@ class JaxModel:
             here = lambda like: jnp.zeros((0, 0)) if like is None else like
             carry = carry._replace(like=here(carry.like))
             if isinstance(drafter, ModelDrafter):
-                state = drafter.catch_up(carry.drafter_state, context, 2)
+                state = drafter.catch_up(carry.drafter_state, context, drafter.traced_width)
                 carry = carry._replace(drafter_state=state._replace(like=here(state.like)))
             uniforms = None
             if isinstance(randomness, UniformRandomness):

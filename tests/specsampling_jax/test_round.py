@@ -167,7 +167,7 @@ def test_caches_are_donated_and_never_copied(pair: Any, monkeypatch: pytest.Monk
     assert not [
         line for line in text.splitlines() if f"f32[{shape}]" in line.split(" = ")[-1][:60] and " copy(" in line
     ]
-    assert len(packed) == max(result.stats.rounds) if np.ndim(result.stats.rounds) else result.stats.rounds
+    assert len(packed) == result.stats.rounds > 1  # one transfer a round
 
 
 def test_all_that_the_host_reads_of_a_round_is_one_small_array(pair: Any, monkeypatch: pytest.MonkeyPatch):

@@ -81,10 +81,10 @@ def test_each_device_holds_its_own_part_of_weights_and_cache(on_mesh: Any):
 @pytest.mark.parametrize(
     ("round_of", "rows_gathered"),
     [
-        ("greedy, replicated draft", 0),
+        ("greedy, replicated draft", 0),  # the largest of a split row needs none
         ("replicated draft", 1),
         ("split draft", 1),
-    ],  # the largest of a split row needs none
+    ],
 )
 def test_logits_are_never_gathered_but_for_the_one_row_that_is_drawn_from(
     on_mesh: Any, round_of: str, rows_gathered: int
@@ -123,9 +123,11 @@ def test_two_processes_decode_what_one_does(folder: Callable[..., Path], tmp_pat
     sampling = Sampling(temperature=[1.0, 0.0, 0.8], top_p=[None, None, 0.9])  # as on_a_mesh.py has it
     target, draft = (NumpyModel(path, dtype="float64") for path in paths)
     expected = generate(target, draft, PROMPTS, max_new_tokens=10, lookahead=3, sampling=sampling, seed=7)
+    logits, _ = target.score(target.init_cache(1, 8), np.array([[1, 2, 3]]))
     for one in found:
         assert one["devices"] == [1, 2]
         assert one["decoded"]["tokens"] == expected.tokens
+        np.testing.assert_allclose(one["logits"], logits, rtol=0, atol=1e-11)
 
 
 def test_replicating_needs_a_mesh(folder: Callable[..., Path]):
