@@ -168,5 +168,5 @@ def _check_requirements(name: str) -> None:
     for package in _FIRST_PARTY[name]:
         if importlib.util.find_spec(package) is None:
             raise BackendNotInstalledError(
-                f"backend `{name}` needs the package `{package}`: pip install specsampling[{name}]", name=package
+                f"backend `{name}` needs the package `{package}`: pip install 'specsampling[{name}]'", name=package
             )

@@ -135,7 +135,9 @@ def as_row_ids(row_ids: Any, batch_size: int) -> np.ndarray:
 
 
 def _as_list(name: str, values: Any) -> list[Any]:
-    if isinstance(values, str | bytes):
+    if isinstance(values, bytes):
+        raise TypeError(f"`{name}` must be token ids, got bytes; a model whose ids are bytes takes `list(…)` of them")
+    if isinstance(values, str):
         raise TypeError(f"`{name}` must be token ids, got text; encode it with the model's tokenizer first")
     if not _is_sequence(values):
         raise TypeError(f"`{name}` must be a sequence, got {values!r}")

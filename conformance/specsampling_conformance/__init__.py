@@ -18,10 +18,11 @@ import sys
 from specsampling import Capabilities
 
 if importlib.util.find_spec("hypothesis") is None:
-    raise ImportError(
-        "the conformance suite needs the package `hypothesis`: pip install 'specsampling[conformance]'",
-        name="hypothesis",
-    )
+    _needed = "the conformance suite needs the package `hypothesis`: pip install 'specsampling[conformance]'"
+    if sys.argv[:1] == ["-m"]:  # being looked for by `python -m`: a command, whose users get one line
+        sys.stderr.write(f"specsampling_conformance: error: {_needed}\n")
+        raise SystemExit(2)
+    raise ImportError(_needed, name="hypothesis")
 
 # Where pytest runs, its assertions show the values they compare; it must know before the module is imported.
 if "pytest" in sys.modules:

@@ -172,10 +172,24 @@ def _capabilities(arguments: argparse.Namespace) -> tuple[Capabilities, int, str
             jobs = min(_MOST_JOBS, num_cores()) if not arguments.checks and is_on_cpu(model) else 1
         except Exception as error:  # an adapter's own; the first check meets it again, and reports it
             refusal = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if arguments.dtype or arguments.device:
+                _check_defaults_fail(arguments, checkpoint, refusal)
     capabilities = declared if isinstance(declared, Capabilities) else Capabilities()
     if dtypes:
         capabilities = dataclasses.replace(capabilities, dtypes=dtypes)
     return capabilities, jobs, refusal
+
+
+def _check_defaults_fail(arguments: argparse.Namespace, checkpoint: Path, refusal: str) -> None:
+    """Refuse `--dtype` or `--device` where the backend loads the checkpoint without them."""
+    defaults = EntryPointLoader(backend=arguments.backend, draft_backend=arguments.draft_backend, device=None)
+    try:
+        defaults(checkpoint, "float32")
+    except Exception:  # then the checkpoint is at fault, or the backend
+        return
+    given = [f"`--dtype {dtype}`" for dtype in arguments.dtype or ()]
+    given += [f"`--device {arguments.device}`"] if arguments.device else []
+    raise ValueError(f"{arguments.backend} loads nothing with {' '.join(given)} ({refusal})")
 
 
 def _expectations(given: Sequence[str]) -> dict[str, str]:

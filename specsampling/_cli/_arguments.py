@@ -124,9 +124,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stats", action="store_true", help="print every count")
     group.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     group.add_argument("--compare", action="store_true", help="time it against plain decoding with the same target")
-    group.add_argument(
-        "--compare-runs", type=int, default=5, metavar="N", help="interleaved runs of each (%(default)s)"
-    )
+    group.add_argument("--compare-runs", type=int, metavar="N", help="interleaved runs of each, with --compare (5)")
     group.add_argument(
         "--color",
         choices=("auto", "always", "never"),

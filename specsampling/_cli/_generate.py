@@ -25,6 +25,7 @@ __all__ = ["Task", "decode", "prepare", "report", "run"]
 
 _DEFAULT_PROMPT = "ROMEO:"
 _DEFAULT_MAX_NEW_TOKENS = 256
+_COMPARE_RUNS = 5
 
 # Seeds that every JSON reader keeps exact, those that know no integers included.
 _SEED_BITS = 53
@@ -66,7 +67,7 @@ def run(arguments: Namespace) -> int:
     result, seconds, kinds = decode(task, quiet=arguments.json, color=arguments.color)
     comparison = None
     if arguments.compare:
-        comparison = _compare(task, arguments.compare_runs)
+        comparison = _compare(task, arguments.compare_runs or _COMPARE_RUNS)
     if arguments.json:
         print(json.dumps(report(task, result, seconds, kinds, comparison)))
         return 0
@@ -94,8 +95,11 @@ def prepare(arguments: Namespace) -> Task:
     draft = arguments.draft or ("lookup" if arguments.target else str(bundled("draft")))
     if arguments.compare and draft == "none":
         raise ValueError("`--compare` needs a draft to compare with plain decoding, got --draft none")
-    if arguments.compare_runs < 1:
-        raise ValueError(f"`--compare-runs` must be at least 1, got {arguments.compare_runs}")
+    if arguments.compare_runs is not None:
+        if arguments.compare_runs < 1:
+            raise ValueError(f"`--compare-runs` must be at least 1, got {arguments.compare_runs}")
+        if not arguments.compare:
+            raise ValueError("`--compare-runs` has no effect without `--compare`")
     seed = secrets.randbits(_SEED_BITS) if arguments.seed is None else arguments.seed
     checkpoint = Path(arguments.target) if arguments.target else bundled("target")
     target = _load("target", arguments.backend, checkpoint, arguments)

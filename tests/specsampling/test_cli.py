@@ -302,6 +302,7 @@ def test_stop_text_ends_the_output(run):
         ),
         (["generate", "--target", "{checkpoint}", ""], "`PROMPT` must not be empty"),
         (["generate", "--target", "{checkpoint}", "--draft", "none", "--compare"], "`--compare` needs a draft"),
+        (["generate", "--compare-runs", "3"], "`--compare-runs` has no effect without `--compare`"),
         (["generate", "--target", "{checkpoint}", "--compare", "--compare-runs", "0"], "`--compare-runs` must be"),
         (["generate", "--target", "{checkpoint}", "--device", "tpu"], "`--device` must be"),
         (["generate", "--target", "{checkpoint}", "--dtype", "float8"], "`--dtype` must be"),

@@ -59,7 +59,7 @@ def test_a_first_party_backend_without_its_framework_names_the_extra(register, m
     monkeypatch.setitem(registry._FIRST_PARTY, "torch", ("sys", "a_missing_framework"))
     register(("torch", "an_adapter_that_is_not_imported:load"))
     with pytest.raises(
-        BackendNotInstalledError, match=r"`a_missing_framework`: pip install specsampling\[torch\]"
+        BackendNotInstalledError, match=r"`a_missing_framework`: pip install 'specsampling\[torch\]'"
     ) as caught:
         load_model("torch", ".")
     assert isinstance(caught.value, ImportError)

@@ -48,7 +48,7 @@ def test_a_matrix_is_a_row_per_prompt():
     ("prompts", "error", "message"),
     [
         ("text", TypeError, "`prompts` must be token ids, got text"),
-        (b"text", TypeError, "`prompts` must be token ids, got text"),
+        (b"text", TypeError, "`prompts` must be token ids, got bytes; a model whose ids are bytes"),
         (["text"], TypeError, "`prompts` must be token ids, got text"),
         ([[1], "text"], TypeError, "`prompts` must be token ids, got text"),
         (3, TypeError, "`prompts` must be a sequence, got 3"),

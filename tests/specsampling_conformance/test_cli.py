@@ -66,6 +66,8 @@ def test_expected_failures_are_strict(capsys):
         (["--expect-failure", "T0.nothing=reason"], "is no check's id"),
         (["--seed", "-1"], "`seed` must be non-negative"),
         (["--list", "--checks", "T7.*"], "`checks` must match ids"),
+        (["--dtype", "float16"], "numpy loads nothing with `--dtype float16`"),
+        (["--device", "cuda", "--dtype", "float32"], "numpy loads nothing with `--dtype float32` `--device cuda`"),
         (["--checkpoint", "no/such/folder"], "`checkpoint` must be a directory"),
     ],
 )

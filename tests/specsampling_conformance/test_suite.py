@@ -234,3 +234,12 @@ def test_without_the_package_hypothesis_the_suite_says_what_to_install(tmp_path)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'specsampling[conformance]'" in done.stderr
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['hypothesis'] = None")
+    command = [sys.executable, "-m", "specsampling_conformance", "--list"]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("specsampling_conformance: error: the conformance suite needs")
+    assert len(done.stderr.splitlines()) == 1
