@@ -1,5 +1,6 @@
 """What is refused before anything is traced or written: an index that XLA would clamp or drop never reaches it."""
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ __all__ = ["Ints", "checked_block", "checked_lengths", "checked_num_logits", "ch
 Ints = NDArray[np.integer[Any]]
 
 
-def checked_sizes(batch_size: int, capacity: int) -> None:
-    """Refuse a negative number of rows or of tokens."""
+def checked_sizes(batch_size: int, capacity: int) -> tuple[int, int]:
+    """Return the number of rows and of tokens as ints, neither negative."""
+    batch_size, capacity = operator.index(batch_size), operator.index(capacity)
     if batch_size < 0 or capacity < 0:
         raise ValueError(f"`batch_size` and `capacity` must be non-negative, got {batch_size} and {capacity}")
+    return batch_size, capacity
 
 
 def on_host(x: Any) -> Any:
@@ -62,6 +65,7 @@ def checked_num_logits(num_logits: int | None, block: int) -> int:
     """Return how many positions of a block of `block` tokens need logits."""
     if num_logits is None:
         return block
+    num_logits = operator.index(num_logits)
     if not 0 <= num_logits <= block:
         raise ValueError(f"`num_logits` must lie between 0 and the block's {block} tokens, got {num_logits}")
     return num_logits

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from specsampling import Array, Capabilities, CapabilityError, DecodeRound, Drafter, Sampling
+from specsampling import Array, Capabilities, CapabilityError, DecodeRound, Drafter, Sampling, decode_round
 from specsampling_numpy import read_config
 
 from ._checks import checked_block, checked_lengths, checked_num_logits, checked_sizes, on_host
@@ -246,7 +246,7 @@ class JaxModel:
         CapabilityError
             If the device has not that much memory.
         """
-        checked_sizes(batch_size, capacity)
+        batch_size, capacity = checked_sizes(batch_size, capacity)
         size = capacity_bucket(capacity)
         self._check_memory(batch_size, size)
         if isinstance(self.device, NamedSharding):  # never whole on one device
@@ -296,9 +296,10 @@ class JaxModel:
         length = block.shape[1]
         wanted = checked_num_logits(num_logits, length)
         # Padding must not reach past the arrays either: an `apply_fn` may write with an operation that clamps.
-        width = width_bucket(length)
-        if len(lengths) and int(lengths.max()) + width > capacity_bucket(int(cache.capacity)):
-            width = length
+        width, size = width_bucket(length), capacity_bucket(int(cache.capacity))
+        held = int(lengths.max()) if len(lengths) else 0
+        if held + width > size:
+            width = length if held else size  # a prompt fills the arrays, whatever its length
         computed = min(width, width_bucket(wanted))
         if width > length:
             xp = np if isinstance(block, np.ndarray) else jnp
@@ -343,8 +344,14 @@ class JaxModel:
         return cache._replace(lengths=checked_lengths(lengths, on_host(cache.lengths)))
 
     def compile_round(self, drafter: Drafter[Any] | None, sampling: Sampling, lookahead: int) -> DecodeRound:
-        """Return `specsampling.decode_round`, compiled; see `specsampling_jax.compile_round`."""
+        """Return `specsampling.decode_round`, compiled; see `specsampling_jax.compile_round`.
+
+        It is not compiled where a subclass scores or rolls back in a way of its own, which a trace would pass over.
+        """
         from ._round import compile_round
+
+        if type(self).score is not JaxModel.score or type(self).rollback is not JaxModel.rollback:
+            return decode_round
 
         return compile_round(self, drafter, sampling, lookahead)
 

@@ -280,7 +280,7 @@ def _as_arguments(proposal: Proposal, target: JaxModel) -> Proposal:
             return x if x.devices() == target.devices else np.asarray(x)
         try:
             return jax.dlpack.from_dlpack(x)  # device to device
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, BufferError):
             return on_host(x)
 
     tokens, num_tokens = (argument(x).astype(np.int32) for x in proposal[:2])

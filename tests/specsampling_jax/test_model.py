@@ -213,6 +213,22 @@ def test_calls_compile_once_for_each_bucket():
     assert [width_bucket(width) for width in (0, 1, 2, 3, 5, 512)] == [0, 1, 2, 4, 8, 512]
 
 
+def test_prompts_past_a_power_of_two_compile_once_for_a_capacity():
+    counting = Counting()
+    model = counting.model()
+    for width in (65, 66, 70, 87, 96):  # 128 would reach past the arrays
+        logits, _ = model.score(model.init_cache(2, 96), block(2, width), num_logits=1)
+        np.testing.assert_array_equal(logits[:, 0, 0], block(2, width).sum(axis=1))
+    assert counting.traces == [96]
+
+
+def test_sizes_may_be_integers_of_numpys(model: JaxModel):
+    logits, cache = model.score(model.init_cache(np.int64(1), np.int64(8)), [[1, 2]], num_logits=np.int64(1))
+    assert (logits.shape, cache.capacity) == ((1, 1, V), 8)
+    with pytest.raises(TypeError, match="integer"):
+        model.init_cache(1, 2.5)
+
+
 def test_the_head_sees_only_the_positions_asked_for():
     counting = Counting()
     model = counting.model()

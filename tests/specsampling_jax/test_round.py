@@ -14,10 +14,13 @@ from specsampling import (
     Context,
     CounterSource,
     Decoder,
+    Label,
     Model,
     ModelDrafter,
     NonFiniteLogitsError,
     PromptLookup,
+    Proposal,
+    Purpose,
     RoundCarry,
     Sampling,
     generate,
@@ -296,3 +299,33 @@ def test_other_dtypes_compile_to_the_eager_tokens(folder: Callable[..., Path], d
         )
         assert compiled.tokens == expected.tokens
         np.testing.assert_allclose(compiled.logprobs[0], expected.logprobs[0], rtol=0, atol=1e-10)
+
+
+def test_a_target_that_scores_in_its_own_way_is_not_passed_over_by_a_compiled_round(folder: Callable[..., Path]):
+    class Biased(JaxModel):
+        def score(self, cache: Any, tokens: Any, /, *, num_logits: int | None = None) -> Any:
+            logits, cache = super().score(cache, tokens, num_logits=num_logits)
+            return logits.at[..., 3].add(100.0), cache
+
+    target = Biased.from_pretrained(folder())
+    assert generate(target, None, [0], max_new_tokens=4).tokens == [[3, 3, 3, 3]]
+
+
+def test_probabilities_of_a_drafter_may_have_derivatives(pair: Any):
+    torch = pytest.importorskip("torch")
+
+    class Even:
+        def init(self, batch_size: int, capacity: int) -> None:
+            return None
+
+        def propose(self, state: None, context: Any, lookahead: int, sampling: Any, randomness: Any) -> Any:
+            batch_size = len(context.lengths)
+            probs = torch.full((batch_size, lookahead, V), 1 / V, requires_grad=True)
+            tokens = [
+                randomness.categorical(probs[:, slot].detach(), Label(Purpose.DRAFT, slot)) for slot in range(lookahead)
+            ]
+            counts = np.full(batch_size, lookahead)
+            return Proposal(np.stack([np.asarray(x) for x in tokens], axis=1), counts, probs), state
+
+    result = generate(pair[0], Even(), [1, 2], max_new_tokens=6, lookahead=2)
+    assert len(result.tokens[0]) == 6
