@@ -221,7 +221,12 @@ def _windows(raw: dict[str, Any], num_layers: int, path: Path) -> tuple[int | No
 def _frequencies(raw: dict[str, Any], head_dim: int, path: Path) -> tuple[float, ...]:
     """Return RoPE's frequencies."""
     # transformers 5 writes both into `rope_parameters`; before it, theta stood alone and `rope_scaling` held the rest.
-    scaling = as_object(raw.get("rope_parameters") or raw.get("rope_scaling") or {}, f"{path}: `rope_parameters`")
+    new, old = raw.get("rope_parameters"), raw.get("rope_scaling")
+    if new and old and new != old:
+        raise ValueError(f"{path}: `rope_parameters` and `rope_scaling` say two things, {new} and {old}")
+    scaling = as_object(new or old or {}, f"{path}: `rope_parameters`")
+    if any(isinstance(value, dict) for value in scaling.values()):
+        raise CapabilityError(f"{path}: RoPE must be the same in every layer, got {scaling}")
     rope = {
         "rope_theta": raw.get("rope_theta", 10000.0),
         "rope_type": scaling.get("type", "default"),
@@ -243,8 +248,8 @@ def _frequencies(raw: dict[str, Any], head_dim: int, path: Path) -> tuple[float,
         return tuple(slowed.tolist())
     # Llama 3: wavelengths short against the original context stay, long ones are stretched, between them a blend.
     low, high = constant("low_freq_factor"), constant("high_freq_factor")
-    if low == high:
-        raise ValueError(f"{path}: `low_freq_factor` and `high_freq_factor` must differ, got {low} for both")
+    if low >= high:
+        raise ValueError(f"{path}: `low_freq_factor` must be below `high_freq_factor`, got {low} and {high}")
     turns = constant("original_max_position_embeddings") * frequencies / (2 * np.pi)
     keep = np.clip((turns - low) / (high - low), 0, 1)
     return tuple((keep * frequencies + (1 - keep) * slowed).tolist())

@@ -195,9 +195,13 @@ def test_a_broken_file_is_named(tmp_path: Path, write: Write):
                     "original_max_position_embeddings": 8,
                 }
             },
-            "config.json: `low_freq_factor` and `high_freq_factor` must differ, got 2.0 for both",
+            "config.json: `low_freq_factor` must be below `high_freq_factor`, got 2.0 and 2.0",
         ),
         ({"rope_scaling": "llama3"}, "`rope_parameters` must be a JSON object, got str"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            "`rope_parameters` and `rope_scaling` say two things",
+        ),
         ({"rope_theta": "high"}, "`rope_theta` of RoPE of type 'default' must be a positive finite number, got 'high'"),
         (
             {"rope_scaling": {"type": "linear"}},
@@ -228,6 +232,7 @@ def test_configs_that_make_no_sense_are_refused(tmp_path: Path, write: Write, co
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "default, linear or llama3"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "default, linear or llama3 and whole"),
         ({"partial_rotary_factor": 0.5}, "default, linear or llama3 and whole"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "RoPE must be the same in every layer"),
     ],
 )
 def test_variants_that_are_not_supported_are_refused_by_name(tmp_path: Path, write: Write, config: dict, message: str):
