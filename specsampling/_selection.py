@@ -9,6 +9,7 @@ The answer is a logit and not a probability, for two reasons. Logits that differ
 these are rounded, so that a threshold among them would keep too much; and ties are then ties of what the model said.
 """
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def lowest_kept(
     if isinstance(logits, np.ndarray):
         return _in_numpy(logits, weights, peak, temperature, top_k, top_p)
     if is_jax_array(logits):
-        return _bisect(logits, weights, _counts(top_k, logits), column(top_p, logits))
+        return _compiled_bisect()(logits, weights, _counts(top_k, logits), column(top_p, logits))
     if is_torch_array(logits):
         return _in_torch(logits, weights, peak, temperature, top_k, top_p)
     return _by_sorting(logits, peak, temperature, top_k, top_p)
@@ -254,6 +255,13 @@ def _repeat(xp: Any, times: int, step: Callable[..., Any], values: Any) -> Any:
     for _ in range(times):
         values = step(*values)
     return values
+
+
+@functools.cache
+def _compiled_bisect() -> Callable[..., Array]:
+    # Outside of a trace JAX would compile a loop anew at every call, because its body is another closure each time.
+    compiled: Callable[..., Array] = sys.modules["jax"].jit(_bisect)
+    return compiled
 
 
 def _bisect(logits: Array, weights: Array, top_k: Any, top_p: Any) -> Array:

@@ -167,6 +167,21 @@ def test_leading_axes_share_the_settings_of_their_row(way: Callable[..., np.ndar
             assert got[b, t, 0] == by_hand(logits[b, t], temperature[b], top_k[b], top_p[b])
 
 
+def test_jax_compiles_a_search_once(monkeypatch):
+    jax = pytest.importorskip("jax")
+    traces = []
+    search = _selection._bisect
+    monkeypatch.setattr(_selection, "_bisect", lambda *arguments: traces.append(1) or search(*arguments))
+    _selection._compiled_bisect.cache_clear()
+    logits = jax.numpy.asarray(np.random.default_rng(0).normal(size=(2, 9)).astype(np.float32))
+    for top_k, top_p in (([2, 3], [0.5, 0.7]), ([4, 1], [0.9, 0.2])):  # outside of a trace, with other numbers
+        probs = np.asarray(to_probs(logits, Sampling(top_k=top_k, top_p=top_p)))
+        expected = to_probs(np.asarray(logits), Sampling(top_k=top_k, top_p=top_p))
+        np.testing.assert_allclose(probs, expected, atol=1e-6)
+    _selection._compiled_bisect.cache_clear()
+    assert len(traces) == 1
+
+
 def test_torch_on_the_cpu_shares_numpys_way() -> None:
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(0).standard_normal((3, 4000)).astype(np.float32)
