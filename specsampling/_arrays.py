@@ -7,6 +7,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
+from specsampling import _numpy
 from specsampling._model import Array
 
 __all__ = [
@@ -31,10 +32,12 @@ _FEW = 2**20
 
 def namespace(*arrays: Array) -> Any:
     """Return the array-API namespace that all of `arrays` share."""
-    # NumPy itself, without compatibility wrappers and the general look-up: at small sizes a round is made
-    # of such microseconds.
-    if all(type(x) is np.ndarray for x in arrays):
-        return np
+    # Without compatibility wrappers and the general look-up: at small sizes a round is made of such microseconds.
+    for x in arrays:
+        if type(x) is not np.ndarray:
+            break
+    else:
+        return _numpy
     return array_api_compat.array_namespace(*arrays)
 
 
@@ -47,6 +50,8 @@ def device(x: Array) -> Any:
 
 def marker(x: Array) -> Array:
     """Return an empty array in the namespace, dtype and device of `x` that keeps none of its memory alive."""
+    if is_host(x):
+        return np.empty(0, x.dtype)
     xp = namespace(x)
     if array_api_compat.is_torch_array(x):
         x = x.detach()  # a graph of derivatives would keep every activation alive
@@ -72,6 +77,8 @@ def pick(x: Array, ids: Array) -> Array:
 
 def take_rows(x: Array, index: Array) -> Array:
     """Return ``x[b, index[b], :]`` for every row b: ``(B, T, V)`` and ``(B,)`` give ``(B, V)``."""
+    if is_host(x):  # for speed, as above
+        return x[np.arange(x.shape[0]), index]
     xp = namespace(x)
     batch_size, width, vocab_size = x.shape
     offsets = xp.arange(batch_size, device=device(index)) * width
@@ -127,28 +134,30 @@ def is_watched() -> bool:
         return True
 
 
-def fetch(arrays: Sequence[Array]) -> list[np.ndarray]:
+def fetch(arrays: Sequence[Array | None]) -> list[Any]:
     """Return small arrays as NumPy ones, waiting once for the device they live on, and not once for each.
+
+    What is None stays None.
 
     PyTorch arrays cross as bytes in one transfer; of JAX arrays all transfers are begun before the first is awaited.
     """
-    if all(is_host(x) for x in arrays):
+    if all(x is None or is_host(x) for x in arrays):
         return [*arrays]
-    on_torch = [i for i, x in enumerate(arrays) if array_api_compat.is_torch_array(x)]
-    fetched = list(arrays)
+    fetched: list[Any] = [*arrays]
+    on_torch = [i for i, x in enumerate(fetched) if array_api_compat.is_torch_array(x)]
     if on_torch:
-        xp = namespace(arrays[on_torch[0]])
+        xp = namespace(fetched[on_torch[0]])
         # Repeated once: a copy, of stride 1 whatever the stride was, without which bytes cannot be looked at.
-        parts = [xp.reshape(arrays[i].detach(), (-1,)).repeat(1).view(xp.uint8) for i in on_torch]
+        parts = [xp.reshape(fetched[i].detach(), (-1,)).repeat(1).view(xp.uint8) for i in on_torch]
         whole = to_host(xp.concat(parts))
         ends = np.cumsum([part.shape[0] for part in parts])
         for i, part in zip(on_torch, np.split(whole, ends[:-1]), strict=True):
-            dtype = str(arrays[i].dtype).removeprefix("torch.")
-            fetched[i] = part.view(dtype).reshape(tuple(arrays[i].shape))
-    for x in arrays:
+            dtype = str(fetched[i].dtype).removeprefix("torch.")
+            fetched[i] = part.view(dtype).reshape(tuple(fetched[i].shape))
+    for x in fetched:
         if array_api_compat.is_jax_array(x):
             x.copy_to_host_async()
-    return [to_host(x) for x in fetched]
+    return [None if x is None else to_host(x) for x in fetched]
 
 
 def move(x: Array, like: Array | None) -> Array:

@@ -12,6 +12,7 @@ block sums are a sum of contiguous rows, several times faster in NumPy than sums
 import math
 
 import array_api_compat
+import numpy as np
 
 from specsampling._arrays import namespace, pad_last
 from specsampling._model import Array
@@ -96,11 +97,9 @@ def boundaries(weights: Array) -> Array:
     # one unit per id, 2**-30 of the sum in float32.
     integer, one = (xp.int32, 2.0**30) if weights.dtype == xp.float32 else (xp.int64, 2.0**60)
     total = xp.sum(weights, axis=-1, keepdims=True, dtype=weights.dtype)
-    shares = weights / xp.where(total == 0, xp.ones_like(total), total) * one
-    # A row with NaN has no law; casting it would warn.
-    shares = xp.where(shares > 0, shares, xp.zeros_like(shares))
-    sums = xp.cumulative_sum(xp.astype(shares, integer), axis=-1, dtype=integer)
-    return xp.astype(sums, weights.dtype)
+    with np.errstate(invalid="ignore"):  # a row of zeros, or with NaN, has no law
+        shares = xp.astype(weights / total * one, integer)
+    return xp.astype(xp.cumulative_sum(shares, axis=-1, dtype=integer), weights.dtype)
 
 
 def _invert(bounds: Array, uniform: Array) -> Array:

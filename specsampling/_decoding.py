@@ -301,15 +301,16 @@ class Decoder:
         began = time.perf_counter()
         target_before, draft_before = self._metered_target.seconds, self._draft_seconds
         state = self._drop_finished(state)
-        output, carry = self._run_round(state, lookahead)
-        state, info = commit_round(state._replace(carry=carry), output, self.stop_rules, self.min_new_tokens)
+        limits = state.limits()
+        output, carry = self._run_round(state, limits, lookahead)
+        state, info = commit_round(state._replace(carry=carry), output, limits, self.stop_rules, self.min_new_tokens)
         total = time.perf_counter() - began
         draft = self._draft_seconds - draft_before
         target = total if self._can_compile else self._metered_target.seconds - target_before
         times = PhaseTimes(draft=draft, target=target, other=total - draft - target)
         return state._replace(permit=[True]), info._replace(times=times)
 
-    def _run_round(self, state: DecoderState, lookahead: int) -> tuple[RoundOutput, RoundCarry]:
+    def _run_round(self, state: DecoderState, limits: np.ndarray, lookahead: int) -> tuple[RoundOutput, RoundCarry]:
         """Run the round over the rows that the caches hold, and fetch what the host needs to know."""
         rows = state.rows
         tokens, lengths = state.tokens, state.lengths
@@ -317,7 +318,6 @@ class Decoder:
         if rows.size < lengths.size:
             tokens, lengths, sampling = tokens[rows], lengths[rows], sampling.rows(rows)
             draft_sampling = None if draft_sampling is None else draft_sampling.rows(rows)
-        limits = state.limits()
         end_bans = None
         if self.min_new_tokens:
             end_bans = np.maximum(self.min_new_tokens - (lengths - state.prompt_lengths[rows]), 0).astype(np.int32)
@@ -339,9 +339,8 @@ class Decoder:
             logprobs=self.logprobs,
             validate=self.validate,
         )
-        arrays = {name: x for name, x in output._asdict().items() if not (x is None or isinstance(x, int))}
-        fetched: dict[str, Any] = dict(zip(arrays, fetch([*arrays.values()]), strict=True))
-        return output._replace(**fetched), carry
+        *arrays, draft_calls, is_point_mass = output
+        return RoundOutput._make([*fetch(arrays), draft_calls, is_point_mass]), carry
 
     @property
     def _draft_seconds(self) -> float:

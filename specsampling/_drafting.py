@@ -199,8 +199,11 @@ class ModelDrafter:
         `traced_width`.
         """
         held, lengths = self._span(context.lengths, to_host(state.num_held))
-        if int((lengths - held).max()) <= width:
-            return state
+        return state if int((lengths - held).max()) <= width else self._fed(state, context, held, lengths)
+
+    def _fed(
+        self, state: ModelDrafterState, context: Context, held: np.ndarray, lengths: np.ndarray
+    ) -> ModelDrafterState:
         # All but the last token, so that every row then lacks exactly one.
         cache = self.model.rollback(state.cache, move(held, state.like))
         tokens = np.where(context.tokens < self.vocab_size, context.tokens, 0)
@@ -214,19 +217,21 @@ class ModelDrafter:
         """Draw `lookahead` tokens per row, one after another, from the draft model's law under `sampling`."""
         if is_host(context.lengths):
             held, lengths = self._span(context.lengths, to_host(state.num_held))
-            if lookahead == 0 or not self._is_within(context.lengths).any():
+            if lookahead == 0 or (self._max_length is not None and not self._is_within(context.lengths).any()):
                 # Nothing to draw: what the cache lacks can wait, but not the news of what in it was not committed.
                 return _empty_proposal(context, lookahead), state._replace(num_held=held)
-            state = self.catch_up(state, context, self._widest_block(context, held))
-            held, lengths = self._span(context.lengths, to_host(state.num_held))
             width = int((lengths - held).max())
+            if width > self._widest_block(context, held):
+                state = self._fed(state, context, held, lengths)
+                held, lengths = self._span(context.lengths, to_host(state.num_held))
+                width = int((lengths - held).max())
         else:
             held, lengths = self._span(context.lengths, state.num_held)
             width = self.traced_width
         xp = namespace(lengths)
         cache = self.model.rollback(state.cache, move(held, state.like))
         block = gather_block(context.tokens, held, lengths, width)
-        block = xp.where(block < self.vocab_size, block, xp.zeros_like(block))
+        block = xp.where(block < self.vocab_size, block, 0)
         logits, cache = self._score(cache, move(block, state.like))
         like = marker(logits)
         last_logits = logits[:, 0, :]
@@ -249,16 +254,15 @@ class ModelDrafter:
             rows.append(probs)
             token = randomness.categorical(probs, Label(Purpose.DRAFT, slot))
             tokens.append(namespace(token).astype(token, namespace(token).int32, copy=False))
-        is_within = self._is_within(context.lengths)
-        num_held = xp.where(is_within, lengths + max(lookahead - 1, 0), held)
+        num_held, num_tokens = lengths + max(lookahead - 1, 0), xp.full_like(lengths, lookahead)
+        if self._max_length is not None:
+            is_within = self._is_within(context.lengths)
+            num_held = xp.where(is_within, num_held, held)
+            # Token k + 1 is drawn after feeding the k before it: the last one proposed is never fed.
+            num_tokens = xp.where(is_within, xp.clip(self._max_length - lengths + 1, 0, lookahead), 0)
         state = ModelDrafterState(cache, num_held, like)
         if lookahead == 0:
             return _empty_proposal(context, 0), state
-        num_tokens = xp.full_like(lengths, lookahead)
-        if self._max_length is not None:
-            # Token k + 1 is drawn after feeding the k before it: the last one proposed is never fed.
-            num_tokens = xp.clip(self._max_length - lengths + 1, 0, lookahead)
-        num_tokens = xp.where(is_within, num_tokens, xp.zeros_like(num_tokens))
         ys = namespace(tokens[0])
         return Proposal(ys.stack(tokens, axis=1), num_tokens, ys.stack(rows, axis=1)), state
 
@@ -273,10 +277,7 @@ class ModelDrafter:
         return min(_WIDEST_SCORED_BLOCK, room, _WIDEST_SCORED_BLOCK if rollback is None else rollback)
 
     def _is_within(self, lengths: Array) -> Array:
-        """Whether each row's text fits the model's context limit."""
-        if self._max_length is None:
-            xp = namespace(lengths)
-            return xp.ones_like(lengths, dtype=xp.bool)
+        """Whether each row's text fits the model's context limit, where it has one."""
         return lengths <= self._max_length
 
     def _span(self, lengths: Array, num_held: Array) -> tuple[Array, Array]:
@@ -286,7 +287,7 @@ class ModelDrafter:
         """
         xp = namespace(lengths)
         held = xp.minimum(num_held, lengths - 1)
-        return held, xp.where(self._is_within(lengths), lengths, held)
+        return held, lengths if self._max_length is None else xp.where(self._is_within(lengths), lengths, held)
 
 
 def _empty_proposal(context: Context, lookahead: int) -> Proposal:

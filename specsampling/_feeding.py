@@ -71,5 +71,5 @@ def gather_block(tokens: Array, start: Array, stop: Array, width: int) -> Array:
     """
     xp = namespace(tokens)
     index = start[:, None] + xp.arange(width, dtype=start.dtype, device=device(start))[None, :]
-    held = take_along_axis(tokens, xp.clip(index, 0, tokens.shape[1] - 1), 1)
-    return xp.where(index < stop[:, None], held, xp.zeros_like(held))
+    held = take_along_axis(tokens, xp.minimum(index, tokens.shape[1] - 1), 1)
+    return xp.where(index < stop[:, None], held, 0)

@@ -234,10 +234,12 @@ class UniformRandomness:
         >>> bool(np.all(randomness.uniforms_like(np.zeros(1, np.float32)) < 1))
         True
         """
-        key = (type(like), like.dtype, array_api_compat.device(like))
-        if key not in self._converted:
-            self._converted[key] = move(_to_dtype(self.uniforms, namespace(like).finfo(like.dtype).bits), like)
-        return self._converted[key]
+        key = like.dtype if is_host(like) else (type(like), like.dtype, array_api_compat.device(like))
+        converted = self._converted.get(key)
+        if converted is None:
+            converted = move(_to_dtype(self.uniforms, namespace(like).finfo(like.dtype).bits), like)
+            self._converted[key] = converted
+        return converted
 
     def _claim(self, label: Label, count: int, batch_size: int) -> int:
         """Check a question and note its labels as asked; return where its slots start along the uniforms."""

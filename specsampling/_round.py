@@ -297,7 +297,7 @@ def _proposes_nothing(proposal: Proposal, limits: Array) -> bool:
     """Return whether it is known on the host that no row has a proposal that it may use."""
     if not (is_host(proposal.num_tokens) and is_host(limits)):
         return False
-    return not bool(np.any((proposal.num_tokens > 0) & (limits > 1)))
+    return not ((proposal.num_tokens > 0) & (limits > 1)).any()
 
 
 def _score(

@@ -178,7 +178,7 @@ def to_probs(logits: Array, sampling: Sampling) -> Array:
             f"`logits` must have shape (B, ..., V) with B = {plan.num_rows}, the number of rows that `sampling` holds "
             f"settings for, got {tuple(logits.shape)}"
         )
-    if is_torch_namespace(xp) or is_jax_namespace(xp):
+    if not isinstance(logits, np.ndarray) and (is_torch_namespace(xp) or is_jax_namespace(xp)):
         return _law(xp, logits, plan)
     # Only rows without a law are invalid operations, and NaN is what they are to give.
     with np.errstate(all="ignore"):

@@ -72,7 +72,7 @@ class DecoderState(NamedTuple):
     @property
     def is_done(self) -> bool:
         """Whether every row has finished."""
-        return bool(np.all(self.status != RUNNING))
+        return not (self.status == RUNNING).any()
 
     def new_tokens(self, row: int) -> list[int]:
         """Return the tokens that `row` has committed after its prompt."""
@@ -87,7 +87,7 @@ class DecoderState(NamedTuple):
 
 
 def commit_round(
-    state: DecoderState, output: RoundOutput, stop_rules: StopRules, min_new_tokens: int
+    state: DecoderState, output: RoundOutput, limits: np.ndarray, stop_rules: StopRules, min_new_tokens: int
 ) -> tuple[DecoderState, RoundInfo]:
     """Write a round's tokens down, up to where each row ends, and report.
 
@@ -97,6 +97,8 @@ def commit_round(
         The batch before the round, its text unchanged since. Must not be used again.
     output : RoundOutput
         What the round returned for ``state.rows``, on the host.
+    limits : ndarray
+        What the round was told of them: ``state.limits()``.
     stop_rules : StopRules
         Where rows end.
     min_new_tokens : int
@@ -115,7 +117,6 @@ def commit_round(
         If a row of logits had no law; nothing is written then.
     """
     _check_finite(state, output, min_new_tokens)
-    limits = state.limits()
     active = np.nonzero(limits)[0]
     rows = state.rows[active]
     block = output.tokens[active]
@@ -153,6 +154,8 @@ def commit_round(
 
 def _check_finite(state: DecoderState, output: RoundOutput, min_new_tokens: int) -> None:
     for model, slots in (("draft", output.bad_draft_slot), ("target", output.bad_target_slot)):
+        if slots.max() < 0:
+            continue
         for index in np.nonzero(slots >= 0)[0].tolist():
             row = int(state.rows[index])
             position = int(state.lengths[row]) + int(slots[index])
