@@ -85,64 +85,57 @@ class Bench:
             if not state.is_done:
                 state, _ = decoder.step(state)
 
-    def run(self, key: RunKey) -> dict[str, Any]:
-        """Write the text of `key`, and return what it cost and what it is worth.
+    def run(self, *keys: RunKey) -> list[dict[str, Any]]:
+        """Write the text of each of `keys`, and return what it cost and what it is worth.
+
+        Several are written as one batch, whose times are then those of all of it: for texts alone. They must differ in
+        their prompt only.
 
         The first round, which also reads the prompt into the draft, is kept apart: `decode_seconds` are those of the
         rounds after it, in which `decoded` tokens came.
         """
-        task = self.tasks[key.task]
-        prompt = task.prompts[key.prompt]
+        task = self.tasks[keys[0].task]
         began = self.clock()
-        decoder, state = self._begin(key)
+        decoder, state = self._begin(*keys)
         prefill = self.clock() - began
-        tokens: list[int] = []
-        logprobs: list[float] = []
+        texts = [_Written() for _ in keys]
         seconds: list[float] = []
-        emitted: list[int] = []
-        counts = dict.fromkeys(("tested", "accepted", "proposed", "undrafted"), 0)
-        overlap, phases, kept = 0.0, specsampling.PhaseTimes(), None
-        while not state.is_done and kept is None:
+        phases = specsampling.PhaseTimes()
+        while not state.is_done:
             start = self.clock()
             state, info = decoder.step(state)
             seconds.append(self.clock() - start)
-            emitted.append(int(info.num_emitted[0]))
-            tokens += info.tokens[0, : emitted[-1]].tolist()
-            counts["tested"] += int(info.num_tested[0])
-            counts["accepted"] += int(info.num_accepted[0])
-            counts["proposed"] += int(info.num_proposed[0])
-            counts["undrafted"] += int(info.lookahead > 0 and info.num_proposed[0] == 0)
-            overlap += float(info.overlap[0])
             phases = specsampling.PhaseTimes(*(a + b for a, b in zip(phases, info.times, strict=True)))
-            if info.logprobs is not None:
-                logprobs += info.logprobs[0, : emitted[-1]].tolist()
-                kept = num_kept(tokens, self.codec.decode, task.stops)
-        result: dict[str, Any] = {
-            "row_id": key.row_id,
-            "prompt_tokens": len(prompt.ids),
-            "tokens": tokens[:kept],
-            "digest": hashlib.sha256(json.dumps(tokens[:kept]).encode()).hexdigest()[:16],
-            "rounds": len(seconds),
-            "emitted": sum(emitted),
-            **counts,
-            "expected_accepted": overlap,
+            for index, row in enumerate(info.rows.tolist()):
+                texts[row].add(info, index)
+                if info.logprobs is not None:
+                    texts[row].kept = num_kept(texts[row].tokens, self.codec.decode, task.stops)
+            # A text that is complete before its limit ends here, and its row is dropped from the batch.
+            is_complete = np.array([text.kept is not None for text in texts])
+            state = state._replace(status=np.where(is_complete & (state.status == 0), 1, state.status))
+        times = {
             "prefill_seconds": prefill,
             "first_round_seconds": seconds[0],
             "decode_seconds": sum(seconds[1:]),
-            "decoded": sum(emitted[1:]),
             "phases": phases._asdict(),
         }
-        if key.study == "quality":
-            text = Text(tokens[:kept], logprobs[:kept], cut(self.codec.decode(tokens[:kept]), task.stops))
-            result |= {
-                "logprobs": [round(value, 5) for value in text.logprobs],
-                "text": text.text,
-                "score": task.score(prompt, text),
-                "trivial_score": None if task.trivial is None else task.trivial(prompt),
-            }
-        return result
+        results = [{"row_id": key.row_id, **text.report(), **times} for key, text in zip(keys, texts, strict=True)]
+        for key, text, result in zip(keys, texts, results, strict=True):
+            prompt = task.prompts[key.prompt]
+            result["prompt_tokens"] = len(prompt.ids)
+            if key.study == "quality":
+                written = text.text(self.codec, task.stops)
+                result |= {
+                    "batch_size": len(keys),
+                    "logprobs": [round(value, 5) for value in written.logprobs],
+                    "text": written.text,
+                    "score": task.score(prompt, written),
+                    "trivial_score": None if task.trivial is None else task.trivial(prompt),
+                }
+        return results
 
-    def _begin(self, key: RunKey) -> tuple[specsampling.Decoder, Any]:
+    def _begin(self, *keys: RunKey) -> tuple[specsampling.Decoder, Any]:
+        key = keys[0]
         task = self.tasks[key.task]
         decoder = specsampling.Decoder(
             self.target,
@@ -153,8 +146,8 @@ class Bench:
             logprobs="raw" if key.study == "quality" else None,
             seed=self.seed,
         )
-        prompt = task.prompts[key.prompt].ids
-        return decoder, decoder.init(prompt, max_new_tokens=key.max_new_tokens, row_ids=[key.row_id])
+        prompts = [task.prompts[key.prompt].ids for key in keys]
+        return decoder, decoder.init(prompts, max_new_tokens=key.max_new_tokens, row_ids=[key.row_id for key in keys])
 
     def time_calls(self, step: CallsStep, max_new_tokens: int) -> dict[str, Any]:
         """Time the target's blocks and one step of each draft model, apart from any decoding.
@@ -205,6 +198,49 @@ class Bench:
                 for name, found in verdicts.items()
             },
         }
+
+
+class _Written:
+    """What one row has written, round by round."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.emitted: list[int] = []
+        self.counts = dict.fromkeys(("tested", "accepted", "proposed", "undrafted"), 0)
+        self.overlap = 0.0
+        self.kept: int | None = None
+
+    def add(self, info: specsampling.RoundInfo, index: int) -> None:
+        """Add a round, of which the row is the one at `index`."""
+        count = int(info.num_emitted[index])
+        self.emitted.append(count)
+        self.tokens += info.tokens[index, :count].tolist()
+        self.counts["tested"] += int(info.num_tested[index])
+        self.counts["accepted"] += int(info.num_accepted[index])
+        self.counts["proposed"] += int(info.num_proposed[index])
+        self.counts["undrafted"] += int(info.lookahead > 0 and info.num_proposed[index] == 0)
+        self.overlap += float(info.overlap[index])
+        if info.logprobs is not None:
+            self.logprobs += info.logprobs[index, :count].tolist()
+
+    def report(self) -> dict[str, Any]:
+        """Return what is counted."""
+        tokens = self.tokens[: self.kept]
+        return {
+            "tokens": tokens,
+            "digest": hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16],
+            "rounds": len(self.emitted),
+            "emitted": sum(self.emitted),
+            **self.counts,
+            "expected_accepted": self.overlap,
+            "decoded": sum(self.emitted[1:]),
+        }
+
+    def text(self, codec: Codec, stops: Sequence[str]) -> Text:
+        """Return the text up to where it is complete."""
+        tokens = self.tokens[: self.kept]
+        return Text(tokens, self.logprobs[: self.kept], cut(codec.decode(tokens), stops))
 
 
 def _wait(logits: Any) -> None:

@@ -3,12 +3,12 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["CallsStep", "Journal", "RunKey", "Sizes", "make_plan", "parse_lookaheads"]
+__all__ = ["CallsStep", "Journal", "RunKey", "Sizes", "make_batches", "make_plan", "parse_lookaheads"]
 
 MOST_PROMPTS = 1000
 MOST_LOOKAHEAD = 15
@@ -132,6 +132,23 @@ def make_plan(
             continue
         for setting, mode in itertools.product(sizes.settings, _modes(drafters, quality_lookaheads)):
             yield run("quality", task, setting, mode, prompt, 0)
+
+
+def make_batches(steps: Iterable[RunKey | CallsStep], size: int) -> Iterator[CallsStep | list[RunKey]]:
+    """Yield `steps` as they come, but together up to `size` texts that are not timed and differ in their prompt only."""
+    waiting: dict[RunKey, list[RunKey]] = {}
+    for step in steps:
+        if isinstance(step, CallsStep):
+            yield step
+        elif step.study == "speed":
+            yield [step]
+        else:
+            alike = replace(step, prompt=0)
+            batch = waiting.setdefault(alike, [])
+            batch.append(step)
+            if len(batch) == size:
+                yield waiting.pop(alike)
+    yield from waiting.values()
 
 
 def _modes(drafters: Sequence[str], lookaheads: Sequence[int]) -> list[tuple[str, int]]:

@@ -12,9 +12,10 @@ same command goes on where it was, and several commands may fill one directory. 
 ``time.svg`` and ``acceptance.svg`` are made from it.
 
 Times come from `--repeats` times `--prompts` prompts, all K by turns on each; scores and the comparison of texts come
-from all prompts, once, at `--quality-lookahead`. `--data` is a directory with spec_bench.jsonl, HumanEval.jsonl.gz and
-tinyshakespeare.txt, or those of them that the tasks need. A model is a checkpoint directory, or "bundled"; a drafter
-may also be "lookup", which takes the text's own n-grams. Threads are what the environment says (OMP_NUM_THREADS).
+from all prompts, once, at `--quality-lookahead`, in batches of `--quality-batch`. `--data` is a directory with
+spec_bench.jsonl, HumanEval.jsonl.gz and tinyshakespeare.txt, or those of them that the tasks need. A model is a
+checkpoint directory, or "bundled"; a drafter may also be "lookup", which takes the text's own n-grams. Threads are what
+the environment says (OMP_NUM_THREADS).
 """
 
 import argparse
@@ -25,13 +26,23 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from _paper_analysis import Profile, analyse, parse_profile
 from _paper_bench import Bench, describe_checkpoint, load_options, resolve_checkpoint
-from _paper_journal import MOST_PROMPTS, CallsStep, Journal, RunKey, Sizes, kind_and_key, make_plan, parse_lookaheads
+from _paper_journal import (
+    MOST_PROMPTS,
+    CallsStep,
+    Journal,
+    RunKey,
+    Sizes,
+    kind_and_key,
+    make_batches,
+    make_plan,
+    parse_lookaheads,
+)
 from _paper_sandbox import isolation
 from _paper_tables import by_lookahead_table, tables
 from _paper_tasks import FILES, SETTINGS, Task, load_tasks, read_codec
@@ -62,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=1, help="of each task and repeat, for times")
     parser.add_argument("--quality-prompts", type=int, default=MOST_PROMPTS, help="of each task, for scores")
     parser.add_argument("--quality-lookahead", type=parse_lookaheads, default=(0, 4), metavar="0,4")
+    parser.add_argument("--quality-batch", type=int, default=8, metavar="N", help="texts for scores written together")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -183,7 +195,8 @@ def run(arguments: argparse.Namespace, journal: Journal) -> None:
                 load_average=list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
                 isolation=isolation() if "code" in tasks else None,
             )
-            _take(bench, steps, journal, progress, sizes, began, arguments.minutes)
+            batches = make_batches(steps, arguments.quality_batch)
+            _take(bench, batches, journal, progress, sizes, began, arguments.minutes)
             if _is_over(began, arguments.minutes):
                 break
             _compare_greedy(bench, plan, journal, progress)
@@ -233,7 +246,7 @@ def _is_over(began: float, minutes: float | None) -> bool:
 
 def _take(
     bench: Bench,
-    steps: Sequence[RunKey | CallsStep],
+    batches: Iterable[CallsStep | Sequence[RunKey]],
     journal: Journal,
     progress: Any,
     sizes: Mapping[str, Sizes],
@@ -243,22 +256,23 @@ def _take(
     # Where rounds are compiled, each prompt has shapes of its own; elsewhere the first calls are all there is to warm.
     compiles = hasattr(bench.target, "compile_round")
     warm: set[tuple[Any, ...]] = set()
-    for step in steps:
+    for batch in batches:
         if _is_over(began, minutes):
             return
-        size = sizes[step.task]
-        progress.set_description(f"{step.backend}: {step.task}")
-        if isinstance(step, CallsStep):
-            result = bench.time_calls(step, size.max_new_tokens)
+        steps: Sequence[CallsStep | RunKey] = [batch] if isinstance(batch, CallsStep) else batch
+        progress.set_description(f"{steps[0].backend}: {steps[0].task}")
+        if isinstance(batch, CallsStep):
+            results = [bench.time_calls(batch, sizes[batch.task].max_new_tokens)]
         else:
-            mode = step.drafter, step.lookahead, step.task, step.setting, step.prompt if compiles else 0
-            if step.study == "speed" and mode not in warm:
-                bench.warm_up(step)
+            key = batch[0]
+            mode = key.drafter, key.lookahead, key.task, key.setting, key.prompt if compiles else 0
+            if key.study == "speed" and mode not in warm:
+                bench.warm_up(key)
                 warm.add(mode)
-            result = bench.run(step)
-        kind, key = kind_and_key(step)
-        journal.append(kind, key, **result)
-        progress.update()
+            results = bench.run(*batch)
+        for step, result in zip(steps, results, strict=True):
+            journal.append(*kind_and_key(step), **result)
+            progress.update()
 
 
 def _differing(journal: Journal, plan: Sequence[RunKey | CallsStep]) -> list[tuple[dict[str, Any], Any, Any]]:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[2] / "conformance" / "benchmarks"))
 
 from _paper_analysis import Profile, analyse, parse_profile, predict
 from _paper_bench import Bench
-from _paper_journal import CallsStep, Journal, RunKey, Sizes, kind_and_key, make_plan, parse_lookaheads
+from _paper_journal import CallsStep, Journal, RunKey, Sizes, kind_and_key, make_batches, make_plan, parse_lookaheads
 from _paper_sandbox import isolation, passes
 from _paper_statistics import bootstrap_mean, bootstrap_timings, swap_test
 from _paper_tables import by_lookahead_table, tables
@@ -380,13 +381,50 @@ def bench(tmp_path_factory):
 
 
 def test_run_reports_the_text_that_was_asked_for(bench):
-    plain = bench.run(RunKey(**key(study="quality", max_new_tokens=9)))
-    drafted = bench.run(RunKey(**key(study="quality", max_new_tokens=9, drafter="d", lookahead=2)))
+    [plain] = bench.run(RunKey(**key(study="quality", max_new_tokens=9)))
+    [drafted] = bench.run(RunKey(**key(study="quality", max_new_tokens=9, drafter="d", lookahead=2)))
     assert plain["tokens"] == drafted["tokens"]
     assert min(plain["first_round_seconds"], plain["decode_seconds"]) > 0
     assert (plain["rounds"], plain["decoded"], plain["emitted"]) == (9, 8, 9)
     assert drafted["rounds"] == drafted["emitted"] - drafted["accepted"] < 9
     assert plain["score"] == pytest.approx(drafted["score"], rel=1e-4)
+
+
+def test_texts_written_together_are_those_written_alone(bench):
+    keys = [
+        RunKey(**key(study="quality", setting="as is", max_new_tokens=9, drafter="d", lookahead=2, prompt=prompt))
+        for prompt in (0, 3, 1)
+    ]
+    names = ("row_id", "tokens", "digest", "text", "rounds", "accepted", "tested", "decoded", "prompt_tokens")
+    alone = [bench.run(one)[0] for one in keys]
+    together = bench.run(*keys)
+    assert [[x[name] for name in names] for x in together] == [[x[name] for name in names] for x in alone]
+    assert [x["score"] for x in together] == pytest.approx([x["score"] for x in alone], rel=1e-4)
+    assert len({x["digest"] for x in together}) == 3
+
+
+def test_text_that_is_complete_ends_there_and_its_company_goes_on(bench):
+    task = bench.tasks["text"]
+    keys = [RunKey(**key(study="quality", setting="as is", max_new_tokens=40, prompt=prompt)) for prompt in (0, 1)]
+    whole = bench.run(*keys)
+    stop = next(c for c in whole[0]["text"] if c not in whole[1]["text"])
+    stopping = replace(bench, tasks={"text": replace(task, stops=(stop,))})
+    ended, other = stopping.run(*keys)
+    assert ended["text"] == whole[0]["text"].partition(stop)[0]
+    assert ended["rounds"] == len(ended["tokens"]) < 40
+    assert other["tokens"] == whole[1]["tokens"]
+
+
+def test_batches_hold_texts_that_differ_in_their_prompt_only():
+    plan = [
+        CallsStep("numpy", "t", "text", 0),
+        *(RunKey(**key(study="speed", prompt=prompt)) for prompt in range(2)),
+        *(RunKey(**key(study="quality", prompt=prompt, setting=name)) for prompt in range(3) for name in ("a", "b")),
+    ]
+    batches = list(make_batches(plan, 2))
+    assert [len(batch) for batch in batches] == [1, 1, 1, 2, 2, 1, 1]
+    assert [(step.setting, step.prompt) for step in batches[3] + batches[5]] == [("a", 0), ("a", 1), ("a", 2)]
+    assert sorted(map(str, plan)) == sorted(str(step) for batch in batches for step in batch)
 
 
 def test_calls_are_timed_for_the_target_at_every_width_and_for_draft_models(bench):
@@ -397,7 +435,7 @@ def test_calls_are_timed_for_the_target_at_every_width_and_for_draft_models(benc
 
 
 def test_greedy_text_with_a_wrong_token_is_a_bug_where_it_differs(bench):
-    plain = bench.run(RunKey(**key(max_new_tokens=6)))["tokens"]
+    plain = bench.run(RunKey(**key(max_new_tokens=6)))[0]["tokens"]
     other = [*plain[:3], (plain[3] + 1) % 256, *plain[4:]]
     found = bench.compare_greedy("text", 0, plain, other)
     assert found["first_difference"] == 3
