@@ -135,7 +135,7 @@ def make_plan(
 
 
 def make_batches(steps: Iterable[RunKey | CallsStep], size: int) -> Iterator[CallsStep | list[RunKey]]:
-    """Yield `steps` as they come, but together up to `size` texts that are not timed and differ in their prompt only."""
+    """Yield `steps` as they come, but those that are not timed in batches of texts that differ in their prompt only."""
     waiting: dict[RunKey, list[RunKey]] = {}
     for step in steps:
         if isinstance(step, CallsStep):
