@@ -35,6 +35,9 @@ __all__ = [
 
 ResultT = TypeVar("ResultT")
 
+_EXACT = ("float32", "float64")
+"""Dtypes in which laws are held to their arithmetic alone."""
+
 Loader: TypeAlias = Callable[[Path, str], Model[Any]]
 """A callable ``load(checkpoint, dtype) -> Model``."""
 
@@ -154,12 +157,16 @@ class Effort:
         Whether a failing sequence is made as short as possible; not for failures that were expected.
     tv : float
         Total variation that the sampled checks certify.
+    every_shape : bool
+        Whether every situation is gone through in every dtype and shape. Where not, models that compile are asked for
+        fewer shapes, and a run's later dtypes for fewer situations; see `Subject.spares` and `Subject.leads`.
     """
 
     examples: int = 25
     steps: int = 8
     shrink: bool = True
     tv: float = 0.05
+    every_shape: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +230,26 @@ class Subject:
             self._models[place] = compute()
         result: ResultT = self._models[place]
         return result
+
+    def spares(self, *models: Any) -> bool:
+        """Whether shapes are to be few, because one of the models is compiled anew for each."""
+        return not self.effort.every_shape and any(hasattr(model, "compile_round") for model in models)
+
+    def leads(self, model: Any) -> bool:
+        """Whether this dtype is one in which everything is gone through.
+
+        All are where the effort is for every shape. Else the run's first exact dtype is, or its first where none is
+        exact; and so is any exact one in which nothing needs to be compiled.
+        """
+        dtypes = self.dtypes or (self.dtype,)
+        first = next((dtype for dtype in dtypes if dtype in _EXACT), dtypes[0])
+        is_cheap = self.dtype in _EXACT and not self.spares(model)
+        return self.effort.every_shape or is_cheap or self.dtype == first
+
+    def check_leads(self, model: Any) -> None:
+        """Raise `NotApplicable` in a dtype that is left to the nightly tier."""
+        if not self.leads(model):
+            raise NotApplicable(f"left to the nightly tier in {self.dtype}: another dtype of this run goes through it")
 
     def check_seed(self, check_id: str) -> int:
         """Return the seed of one check: it does not depend on which other checks run."""

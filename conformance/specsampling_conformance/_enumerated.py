@@ -35,7 +35,16 @@ from specsampling_conformance._oracle import NextTokenLaw, Scores, keeps_ids, lo
 from specsampling_conformance._reference import ReferenceModel
 from specsampling_conformance._situations import SITUATIONS, Row, Situation
 
-__all__ = ["Enumerated", "Suspicion", "enumerated", "keeps_settings", "sampling_of", "stable_rows", "suspicion"]
+__all__ = [
+    "Enumerated",
+    "Suspicion",
+    "enumerated",
+    "keeps_settings",
+    "sampling_of",
+    "situation_for",
+    "stable_rows",
+    "suspicion",
+]
 
 Floats = NDArray[np.float64]
 
@@ -75,10 +84,21 @@ class Enumerated(NamedTuple):
 
 def enumerated(subject: Subject, name: str) -> Enumerated:
     """Return the laws of a situation; enumerated once, for all the clauses about it."""
-    return subject.once(("enumerated", name), lambda: _enumerate(subject, SITUATIONS[name]))
+    return subject.once(("enumerated", name), lambda: _enumerate(subject, name))
 
 
-def _enumerate(subject: Subject, situation: Situation) -> Enumerated:
+def situation_for(subject: Subject, name: str) -> Situation:
+    """Return a situation as it is gone through: with fewer shapes where one of its models is compiled for each."""
+    situation = SITUATIONS[name]
+    roles = _stage(subject, situation).roles
+    models = [roles[role] for role in (situation.target, situation.drafter) if role in roles]
+    return dataclasses.replace(situation, **situation.few) if subject.spares(*models) else situation
+
+
+def _enumerate(subject: Subject, name: str) -> Enumerated:
+    situation = situation_for(subject, name)
+    if situation.leading:
+        subject.check_leads(cast(subject, situation.pair).target)
     stage = _stage(subject, situation)
     if _draft_limit(situation) is not None and getattr(stage.roles["draft"], "max_length", None) is None:
         raise NotApplicable("the models have no `max_length`, past which a draft proposes nothing")
@@ -172,7 +192,7 @@ class Suspicion(NamedTuple):
 
 def suspicion(subject: Subject, name: str, index: int) -> Suspicion:
     """Enumerate one kind of row again, on its own and short, so that every planted fault can be tried on it."""
-    situation = SITUATIONS[name]
+    situation = situation_for(subject, name)
     stage = _stage(subject, situation)
     row = enumerated(subject, name).rows[index]
     row = row._replace(max_new_tokens=min(row.max_new_tokens, 3))

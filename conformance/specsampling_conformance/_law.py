@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from specsampling_conformance._cast import is_hosted
+from specsampling_conformance._cast import cast, is_hosted
 from specsampling_conformance._checks import CheckFailure, Measured, Subject, check
 from specsampling_conformance._diagnosis import best_fitting_law, with_diagnosis
 from specsampling_conformance._enumerated import enumerated, suspicion
@@ -20,9 +20,13 @@ _DRIFTING = ("fixed_lookahead", "lookahead_then_none", "four_ids", "settings")
 _LABELLED = ("fixed_lookahead", "lookahead_then_none", "prompt_lookup")
 
 
+_ALIKE = ("none_then_lookahead", "growing_lookahead", "every_answer", "self_draft", "end_tokens", "stop_sequences")
+"""Situations whose rounds are compiled for those above already."""
+
+
 def _group(name: str) -> str:
     """Return the group of the checks about a situation; some checks are about several."""
-    return "T1.several" if name in {*_DRIFTING, *_LABELLED} else f"T1.{name}"
+    return "T1.several" if name in {*_DRIFTING, *_LABELLED, *_ALIKE} else f"T1.{name}"
 
 
 def _tokens_check(name: str, situation: Situation) -> None:
@@ -115,6 +119,8 @@ def _labels_once(subject: Subject) -> Measured:
 def _drift(subject: Subject) -> Measured:
     drift = tolerance = 0.0
     for name in _DRIFTING:
+        if SITUATIONS[name].leading and not subject.leads(cast(subject, SITUATIONS[name].pair).target):
+            continue
         found = enumerated(subject, name)
         drift = max(drift, *(law.drift for law in found.laws))
         # Every one of a dozen decisions may be off by the rounding of its own row of logits.

@@ -1,12 +1,13 @@
 """T1 at the edges: the smallest and largest uniforms, and compiled rounds against eager ones on equal uniforms."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from specsampling import CapabilityError, CounterSource, PromptLookup, RandomSource, UniformRandomness
-from specsampling_conformance._cast import Cast, Player, cast, eager, logit_delta, rounds_tolerance
+from specsampling_conformance._cast import EXACT, Cast, Player, cast, eager, logit_delta, rounds_tolerance
 from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
 from specsampling_conformance._decisions import Rounding, replay_round
 from specsampling_conformance._enumerated import keeps_settings, sampling_of
@@ -16,6 +17,9 @@ from specsampling_conformance._oracle import NextTokenLaw, outcome_law
 from specsampling_conformance._replays import FixedSource, Players, SwitchedSource, hold, play, rounding_for
 
 __all__ = ["EDGES"]
+
+_BESIDE = 8
+"""Rows of a batch whose uniforms lie beside boundaries."""
 
 EDGES = (2.0**-53, 1 - 2.0**-53)
 """The smallest and the largest uniform that a source may give."""
@@ -37,7 +41,11 @@ _REPLAYED: tuple[dict[str, Any], ...] = (
     {"min_p": 0.3},
     {"temperature": 0.0},
     {"temperature": 1.7, "top_k": 2, "top_p": 0.9, "min_p": 0.05},
+    {"top_k": 1},
 )
+
+_GROUP = "T1.edges"
+"""Rounds of these checks have the same shapes where they can, and are compiled once."""
 
 
 def _rows(subject: Subject, wanted: int) -> int:
@@ -48,28 +56,52 @@ def _rows(subject: Subject, wanted: int) -> int:
 @check(
     "T1.boundary.support",
     "At the smallest and the largest uniform no id of probability zero is emitted, and none out of range.",
+    group=_GROUP,
 )
 def _support(subject: Subject) -> Measured:
+    if subject.spares(cast(subject, "four").target):
+        return _support_as_replayed(subject)
     models = cast(subject, "four")
-    vocab_size, emitted = models.target.vocab_size, 0
-    kinds = [(token, settings) for settings in _SETTINGS for token in range(vocab_size)]
-    size = _rows(subject, len(kinds))
+    kinds = [(token, settings) for settings in _SETTINGS for token in range(models.target.vocab_size)]
+    size, emitted = _rows(subject, len(kinds)), 0
     for drafter in (models.draft, PromptLookup(), None):
         for start in range(0, len(kinds), size):
-            rows = kinds[start : start + size]
-            source = SwitchedSource(FixedSource(0.5))
-            decoder = subject.engine.decoder(
-                models.target, drafter, randomness=source, sampling=sampling_of([settings for _, settings in rows])
-            )
-            for uniform in EDGES:
-                source.source = FixedSource(uniform)
-                prompts = [[token, 0, token] for token, _ in rows]
-                for one in play(decoder, prompts, max_new_tokens=5, schedule=(2, 0)):
-                    settings = rows[one.row][1]
-                    law = models.scores["target"].law(**settings)
-                    _check_possible(one.text, one.tokens, law, vocab_size, f"u = {uniform!r}, {settings or 'defaults'}")
-                    emitted += len(one.tokens)
+            tokens, settings = zip(*kinds[start : start + size], strict=True)
+            prompts = [[token, 0, token] for token in tokens]
+            emitted += _num_possible(subject, models, drafter, prompts, settings, (2, 0))
     return Measured(n=emitted)
+
+
+def _support_as_replayed(subject: Subject) -> Measured:
+    """Emit from the rows, settings and shapes that are replayed, for which a round is compiled anyway."""
+    models, prompts, settings = _replayed_rows(subject)
+    emitted = 0
+    for drafter, schedule in ((models.draft, (1, 0)), (PromptLookup(), (1,)), (None, (0,))):
+        emitted += _num_possible(subject, models, drafter, prompts, settings, schedule)
+    return Measured(n=emitted)
+
+
+def _num_possible(
+    subject: Subject,
+    models: Cast,
+    drafter: Any,
+    prompts: list[list[int]],
+    settings: Sequence[Mapping[str, Any]],
+    schedule: tuple[int, ...],
+) -> int:
+    """Emit at both edges, look at every token, and return how many there were."""
+    emitted = 0
+    source = SwitchedSource(FixedSource(0.5))
+    decoder = subject.engine.decoder(models.target, drafter, randomness=source, sampling=sampling_of(settings))
+    for uniform in EDGES:
+        source.source = FixedSource(uniform)
+        for one in play(decoder, prompts, max_new_tokens=5, schedule=schedule):
+            chosen = settings[one.row]
+            law = models.scores["target"].law(**chosen)
+            where = f"u = {uniform!r}, {chosen or 'defaults'}"
+            _check_possible(one.text, one.tokens, law, models.target.vocab_size, where)
+            emitted += len(one.tokens)
+    return emitted
 
 
 def _check_possible(text: tuple[int, ...], tokens: list[int], law: NextTokenLaw, vocab_size: int, where: str) -> None:
@@ -86,6 +118,7 @@ def _check_possible(text: tuple[int, ...], tokens: list[int], law: NextTokenLaw,
 @check(
     "T1.boundary.self_draft",
     "A target that drafts for itself accepts every token, up to uniforms within rounding of one.",
+    group=_GROUP,
 )
 def _self_draft(subject: Subject) -> Measured:
     models = cast(subject, "three_b")
@@ -96,10 +129,13 @@ def _self_draft(subject: Subject) -> Measured:
     tested = 0
     source = SwitchedSource(FixedSource(0.5))
     decoder = subject.engine.decoder(models.target, models.target, randomness=source)
-    prompts = [[token % models.target.vocab_size] for token in range(_rows(subject, 3))]
+    # Where shapes are to be few, those of the next check.
+    few = subject.spares(models.target)
+    num_rows, schedule = (_BESIDE, (2,)) if few else (3, (3, 1))
+    prompts = [[token % models.target.vocab_size] for token in range(_rows(subject, num_rows))]
     for uniform in (EDGES[0], 0.5, top):
         source.source = FixedSource(uniform)
-        rounds = play(decoder, prompts, max_new_tokens=7, schedule=(3, 1))
+        rounds = play(decoder, prompts, max_new_tokens=7, schedule=schedule)
         for one in rounds:
             whole = min(one.lookahead, one.limit - 1) + 1
             tested += whole - 1
@@ -131,6 +167,7 @@ class _ScriptedSource(RandomSource):
     "T1.boundary.decisions",
     "A uniform just below the boundary of a decision and one just above it decide differently: uniforms are neither"
     " rounded nor cut on their way to a comparison.",
+    group=_GROUP,
 )
 def _decisions(subject: Subject) -> Measured:
     models = cast(subject, "three_a")
@@ -140,7 +177,7 @@ def _decisions(subject: Subject) -> Measured:
     held = 0
     source = SwitchedSource(FixedSource(0.5))
     decoder = subject.engine.decoder(models.target, models.draft, randomness=source)
-    size = _rows(subject, 8)
+    size = _rows(subject, _BESIDE)
     for text in ((0,), (1, 2), (2, 1, 0)):
         prompt = tuple(token % models.target.vocab_size for token in text)
         for side in (-1, 1):
@@ -201,6 +238,7 @@ def _compiled(models: Cast) -> Any:
     "A compiled round asks the `Randomness` it is given, by an ordered callback to the host where that is not made of"
     " uniforms, and its enumerated law is the target's; or it raises `CapabilityError`.",
     requires=("compile_round",),
+    group="T1.several",  # enumerated with the same shapes
 )
 def _compiled_law(subject: Subject) -> Measured:
     models = cast(subject, "three_b")
@@ -228,18 +266,16 @@ def _compiled_law(subject: Subject) -> Measured:
 
 @check(
     "T1.compiled.replay",
-    "A compiled round emits what the eager round emits from the same uniforms, boundary uniforms included, each row"
-    " under settings of its own, unless a uniform lies within rounding of its decision's boundary.",
+    "A compiled round emits what follows from its uniforms, as the eager round does, boundary uniforms included, each"
+    " row under settings of its own, unless a uniform lies within rounding of its decision's boundary.",
     requires=("compile_round",),
+    group=_GROUP,
 )
 def _compiled_replay(subject: Subject) -> Measured:
-    models = cast(subject, "three_b")
-    target = _compiled(models)
-    # As many rows and drafts as where rounds are enumerated: eager frameworks compile every operation for its shape.
-    rows, tokens, differing = _rows(subject, 192), 0, 0
+    target = _compiled(cast(subject, "three_b"))
+    models, prompts, settings = _replayed_rows(subject)
+    tokens = differing = unsure = 0
     source = SwitchedSource(FixedSource(0.5))
-    prompts = [[row % models.target.vocab_size] for row in range(rows)]
-    settings = _stable_settings(subject, models, prompts)
     rounding = [
         rounding_for(subject.dtype, logit_delta(subject, models, "target") / (one.get("temperature") or 1.0))
         for one in settings
@@ -248,29 +284,43 @@ def _compiled_replay(subject: Subject) -> Measured:
         Players(target, models.draft, models.scores["target"].law(**one), models.scores["draft"].law(**one))
         for one in settings
     ]
+    # Eager frameworks compile every operation for its shape. The host's replay says as much, and needs none of them.
+    few = subject.spares(target)
     decoders = [
         subject.engine.decoder(model, models.draft, randomness=source, sampling=sampling_of(settings))
-        for model in (target, eager(target))
+        for model in ([target] if few else [target, eager(target)])
     ]
     for fixed in (CounterSource(subject.check_seed("T1.compiled.replay")), *map(FixedSource, EDGES)):
         source.source = fixed
         runs = [play(decoder, prompts, max_new_tokens=4, schedule=(1, 0)) for decoder in decoders]
         tokens += sum(len(one.tokens) for one in runs[0])
-        if runs[0] == runs[1]:
+        if runs[0] == runs[-1] and not few:
             continue
-        differing += 1
+        differing += not few
         for run in runs:
-            hold(run, players, fixed, rounding, most_unsure=1.0)
-    return Measured(n=tokens, values={"runs_with_differences": differing})
+            # At the edges every uniform is beside a boundary, in narrow dtypes many are.
+            can_judge = subject.dtype in EXACT and isinstance(fixed, CounterSource)
+            held = hold(run, players, fixed, rounding, most_unsure=0.5 if can_judge else 1.0)
+            unsure += held.values["at_a_boundary"]
+    return Measured(n=tokens, values={"runs_with_differences": differing, "rounds_at_a_boundary": unsure})
 
 
-def _stable_settings(subject: Subject, models: Cast, prompts: list[list[int]]) -> list[Mapping[str, Any]]:
-    """Return settings for each row, the defaults where rounding might change which ids the row's own would keep."""
-    chosen: list[Mapping[str, Any]] = []
-    for row, prompt in enumerate(prompts):
-        settings = _REPLAYED[row // models.target.vocab_size % len(_REPLAYED)]
-        is_stable = all(
-            keeps_settings(subject, models, role, tuple(prompt), 4, settings) for role in ("target", "draft")
-        )
-        chosen.append(settings if is_stable else {})
-    return chosen
+def _replayed_rows(subject: Subject) -> tuple[Cast, list[list[int]], list[Mapping[str, Any]]]:
+    """Return as many rows as where rounds are enumerated, and settings for each.
+
+    They are the defaults where rounding might change which ids the row's own would keep.
+    """
+    models = cast(subject, "three_b")
+    vocab_size = models.target.vocab_size
+    prompts = [[row % vocab_size, 0, row % vocab_size] for row in range(_rows(subject, 192))]
+
+    @functools.cache
+    def is_stable(prompt: tuple[int, ...], number: int) -> bool:
+        return all(keeps_settings(subject, models, role, prompt, 4, _REPLAYED[number]) for role in ("target", "draft"))
+
+    numbers = [row // vocab_size % len(_REPLAYED) for row in range(len(prompts))]
+    settings: list[Mapping[str, Any]] = [
+        _REPLAYED[number] if is_stable(tuple(prompt), number) else {}
+        for prompt, number in zip(prompts, numbers, strict=True)
+    ]
+    return models, prompts, settings

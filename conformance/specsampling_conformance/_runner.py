@@ -43,7 +43,7 @@ EFFORTS = {
     "contract": Effort(),
     "exact": Effort(),
     "pr": Effort(),
-    "nightly": Effort(examples=200, steps=12, tv=0.01),
+    "nightly": Effort(examples=200, steps=12, tv=0.01, every_shape=True),
 }
 """How hard each tier tries."""
 

@@ -68,6 +68,8 @@ class SampledSetting:
         K.
     temperature : float
         Sharp laws have small probabilities, which coarse uniforms cannot give.
+    leading : bool
+        Whether it is sampled in a run's leading dtypes only; see `Subject.leads`.
     """
 
     claim: str
@@ -77,10 +79,11 @@ class SampledSetting:
     length: int = 4
     lookahead: int = 2
     temperature: float = 1.0
+    leading: bool = True
 
 
 SAMPLED = {
-    "model_draft": SampledSetting(claim="with a draft model", pair="three_a"),
+    "model_draft": SampledSetting(claim="with a draft model", pair="three_a", leading=False),
     "second_pair": SampledSetting(claim="with another draft model and a longer lookahead", pair="three_b", lookahead=3),
     "sharp": SampledSetting(
         claim="where some probabilities are small", pair="four", length=3, temperature=0.2, prompt=(0,)
@@ -156,6 +159,8 @@ def sample(subject: Subject, name: str) -> Sample:
 def _sample(subject: Subject, name: str) -> Sample:
     setting = setting_for(subject, name)
     models = cast(subject, setting.pair)
+    if setting.leading:
+        subject.check_leads(models.target)
     law = law_of(subject, setting, models)
     process = EProcess(law)
     # Two tokens of each row, taken as one of V * V ids: the second shows what the first row's last uniform has done.
@@ -296,7 +301,9 @@ for _name, _setting in SAMPLED.items():
     group="T2.neighbours",
 )
 def _neighbours(subject: Subject) -> Measured:
-    tests = [sample(subject, name).neighbours for name in _NEIGHBOURS]
+    leads = subject.leads(cast(subject, SAMPLED[_NEIGHBOURS[0]].pair).target)
+    names = [name for name in _NEIGHBOURS if leads or not SAMPLED[name].leading]
+    tests = [sample(subject, name).neighbours for name in names]
     # The mean of two e-values is an e-value.
     log_e = float(log_sum_exp(np.array([test.log_e for test in tests]), axis=0)) - math.log(len(tests))
     if log_e >= tests[0].threshold:
@@ -310,11 +317,11 @@ def _neighbours(subject: Subject) -> Measured:
     return Measured(ln_e=log_e, n=pairs, values={"plot": {"threshold": tests[0].threshold}})
 
 
-@check("T2.streams.seeds", "A seed repeats its tokens, and another seed gives others.")
+@check("T2.streams.seeds", "A seed repeats its tokens, and another seed gives others.", group=_group("model_draft"))
 def _seeds(subject: Subject) -> Measured:
     setting = SAMPLED["model_draft"]
     models = cast(subject, setting.pair)
-    batch_size = _batch_size(subject, 256)
+    batch_size = _batch_size(subject, BATCH_SIZE if subject.spares(models.target) else 256)
     repeats = max(1, 16 // batch_size)
     seed = subject.check_seed("T2.streams.seeds")
     runs = [
@@ -340,6 +347,7 @@ class _Bent(CounterSource):
 @check(
     "T2.control.biased_stream",
     "The test can say no: sequences drawn from streams that were bent on purpose are rejected.",
+    group=_group("model_draft"),
 )
 def _control(subject: Subject) -> Measured:
     setting = setting_for(subject, "model_draft")

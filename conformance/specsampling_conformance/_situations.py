@@ -47,6 +47,11 @@ class Situation:
         Let the decoder use the adapter's compiled round where there is one.
     requires : tuple of str
         Capabilities that the situation's checks require.
+    few : mapping
+        Fields that are others where shapes are to be few; see `Subject.spares`. A round is compiled for its K, its
+        vocabularies and its settings, whatever the pair, so situations that agree in those share it.
+    leading : bool
+        Whether the situation is gone through in a run's leading dtypes only; see `Subject.leads`.
     """
 
     claim: str
@@ -62,11 +67,12 @@ class Situation:
     every_column: bool = False
     compiled: bool = True
     requires: tuple[str, ...] = ()
+    few: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    leading: bool = False
 
 
 _PLAIN = (Row((1,), 3), Row((2, 0, 1), 3))
 
-# A compiled round is compiled anew for every situation and K: most situations have one.
 SITUATIONS = {
     "fixed_lookahead": Situation(claim="with the same lookahead in every round", rows=_PLAIN),
     "lookahead_then_none": Situation(
@@ -85,12 +91,17 @@ SITUATIONS = {
         rows=(Row((1, 2), 4, {"top_k": 2}),),
         pair="three_b",
         schedule=(1, 3),
+        # K = 3 is in the replays.
+        few={"rows": (Row((1, 2), 4),), "schedule": (1, 2)},
+        leading=True,
     ),
     "four_ids": Situation(
         claim="with four ids and prompts and limits of different lengths in one batch",
         rows=(Row((3,), 2), Row((0, 2, 1, 3), 2), Row((1, 1), 1)),
         pair="four",
         schedule=(2, 1),
+        few={"schedule": (2,)},
+        leading=True,
     ),
     "every_answer": Situation(
         claim="whatever is answered after a row's first rejection",
@@ -130,6 +141,8 @@ SITUATIONS = {
         ),
         end_tokens=(2,),
         min_new_tokens=2,
+        few={"schedule": (1,)},
+        leading=True,
     ),
     "stop_sequences": Situation(
         claim="with stop sequences, which end a row where they are complete in its new tokens, within a block or across"
@@ -142,17 +155,21 @@ SITUATIONS = {
         claim="when the draft knows an id that the target does not (`pad_vocab`)",
         rows=(Row((1,), 3), Row((0, 2), 3, {"top_p": 0.8})),
         draft_pair="four",
+        few={"rows": (Row((1,), 3), Row((0, 2), 2))},
+        leading=True,
     ),
     "narrower_draft": Situation(
         claim="when the target knows an id that the draft does not (`pad_vocab`), and is fed as id 0",
         rows=(Row((3, 1), 3), Row((0,), 2)),
         pair="four",
         draft_pair="three_a",
+        leading=True,
     ),
     "short_draft": Situation(
         claim="when rows grow past the draft's context, and go on without proposals",
         rows=(Row((1, 2), 3), Row((0, 2, 1), 3), Row((2, 1, 0, 1, 2, 0), 2)),
         draft_pair="short",
+        leading=True,
     ),
     "settings": Situation(
         claim="when each row has a temperature, top-k, top-p and min-p of its own, greedy rows among them",
@@ -173,6 +190,8 @@ SITUATIONS = {
             Row((2, 1), 3, {"top_p": 0.9}, {"temperature": 1.5}),
         ),
         schedule=(2, 1),
+        few={"schedule": (1,)},
+        leading=True,
     ),
     "row_draft_settings": Situation(
         claim="when the draft has other settings in each row, greedy ones among them",
@@ -183,20 +202,31 @@ SITUATIONS = {
             Row((0, 1), 3, {"temperature": 0.0}, {"temperature": 1.8, "top_p": 0.9}),
         ),
         pair="three_b",
+        few={"schedule": (1,)},
+        leading=True,
     ),
     "greedy_draft": Situation(
         claim="when the draft is greedy and the target is not",
         rows=tuple(row._replace(draft_settings={"temperature": 0.0}) for row in _PLAIN),
         pair="three_b",
+        few={"schedule": (1,)},
+        leading=True,
     ),
     "other_draft": Situation(
-        claim="with a draft of another backend", rows=_PLAIN, pair="three_b", drafter="own_draft", schedule=(2, 0)
+        claim="with a draft of another backend",
+        rows=_PLAIN,
+        pair="three_b",
+        drafter="own_draft",
+        schedule=(2, 0),
+        leading=True,
     ),
     "as_draft": Situation(
         claim="with the adapter's model as the draft of another backend's target",
         rows=_PLAIN,
         target="own_target",
         schedule=(2, 0),
+        few={"schedule": (1,)},
+        leading=True,
     ),
     "not_compiled": Situation(
         claim="without the compiled round, too",
@@ -205,6 +235,8 @@ SITUATIONS = {
         schedule=(1, 0),
         compiled=False,
         requires=("compile_round",),
+        few={"schedule": (1,)},
+        leading=True,
     ),
 }
 """Every situation by the last part of its checks' ids."""

@@ -131,6 +131,7 @@ class BackendSuite:
             effort=dataclasses.replace(EFFORTS[tier], shrink=reason is None),
             backend=self.backend,
             device=self.device,
+            dtypes=self.capabilities.dtypes,
             _models=session.models,
         )
         result = judge(attempt(entry, subject, self.time_limit), reason)
