@@ -92,7 +92,8 @@ class Model(Protocol[CacheT]):
         Returns
         -------
         logits : array
-            Floats of shape ``(B, num_logits, V)``: row t is the law of the token *after* position t.
+            Floats of shape ``(B, num_logits, V)``, no coarser than the dtype the model was loaded in: row t is the law
+            of the token *after* position t.
         cache
             Holding T more tokens in every row.
 
@@ -121,7 +122,7 @@ class Model(Protocol[CacheT]):
         Raises
         ------
         CacheError
-            If a length is negative or more than the row holds.
+            If a length is negative or more than the row holds; the cache is then as it was.
         CapabilityError, CacheError
             If a length is more than `max_rollback` behind the furthest that the row has had; either will do.
         CapabilityError

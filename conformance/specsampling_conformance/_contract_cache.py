@@ -166,6 +166,22 @@ def _beyond_row(subject: Subject) -> None:
 
 
 @check(
+    "T0.rollback.negative",
+    "A negative length raises `CacheError` and leaves the cache as it was: lengths do not count from the end of a row.",
+)
+def _negative(subject: Subject) -> None:
+    rows = rows_for(subject, 2)
+    trial, score = _scored(subject, "T0.rollback.negative", rows, 1)
+    model, cache = trial.model, trial.cache
+    for lengths in ([-1] * rows, [1] * (rows - 1) + [-1]):
+        if len(set(lengths)) > 1 and not subject.capabilities.per_row_rollback:
+            continue
+        call = functools.partial(model.rollback, cache, trial.integers(lengths))
+        trial.refused(f"rollback {lengths}", call, (CacheError,))
+    score(1)
+
+
+@check(
     "T0.rollback.beyond_limit",
     "A rollback by more than `max_rollback` tokens raises `CapabilityError` or `CacheError`, and is never ignored.",
 )

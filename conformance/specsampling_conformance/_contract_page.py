@@ -49,7 +49,8 @@ This page is generated from the library and the suite: `python -m specsampling_c
 it is stale.
 ```
 
-Contract version {version}, {clauses} clauses. `B` is the number of rows of a batch, `T` the tokens of a block, `V` the
+Contract version {version}, {clauses} clauses; a run has those of them that the adapter's capabilities leave, which is
+said in italics where a clause is not for all. `B` is the number of rows of a batch, `T` the tokens of a block, `V` the
 vocabulary size, `K` the tokens drafted per round.
 
 ## The protocols
@@ -80,8 +81,8 @@ hold, raises {{class}}`specsampling.CacheError` where the host can see it.
 - **`tokens` and `lengths`** belong to the caller and are never written to. They are integers, int32 or int64: NumPy on
   the first call, afterwards arrays of the namespace and device that the logits came in. An adapter takes both.
 - **Logits** belong to the caller once they are returned. They are no view of a buffer that a later call writes to, and
-  the caller does not write to them either: they are real floating, of shape `(B, num_logits, V)`, in a namespace and on
-  a device of the adapter's choice, the same ones in every call.
+  the caller does not write to them either: they are real floating, of shape `(B, num_logits, V)` and no coarser than
+  the dtype that was loaded, in a namespace and on a device of the adapter's choice, the same ones in every call.
 - **A drafter's `Proposal`** belongs to the round; `probs` is, bit for bit, what its tokens were drawn from, or None
   where they were chosen.
 - Padding is id 0, which is a token like any other."""

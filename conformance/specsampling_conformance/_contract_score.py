@@ -1,5 +1,6 @@
 """T0, the clauses about one `score` call: what comes back, what it may touch, and how much a cache holds."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from specsampling_conformance._trial import Oracle, Trial, largest_difference
 __all__ = ["random_block", "rows_for"]
 
 _MOST_COLUMNS = 4096
+
+_SPACINGS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Spacing of the numbers from 1 to 2, by dtype; of a dtype that is not here nothing is said."""
 
 
 def rows_for(subject: Subject, wanted: int) -> int:
@@ -57,6 +61,21 @@ def _shape(subject: Subject) -> None:
         trial = Trial(subject, rows, 8)
         for width in (1, 3, 2):
             trial.score(random_block(subject, rng, rows, width))
+
+
+@check(
+    "T0.score.dtype",
+    "Logits are no coarser than the dtype that was loaded: float64 is answered in float64, and bfloat16 or float16 may"
+    " be answered in float32.",
+)
+def _dtype(subject: Subject) -> None:
+    trial = Trial(subject, 1, 4)
+    trial.score(random_block(subject, subject.rng("T0.score.dtype"), 1, 2))
+    got = str(trial.logits.dtype).rpartition(".")[2]  # PyTorch's names begin with its own
+    if _SPACINGS.get(got, 0.0) > _SPACINGS.get(subject.dtype, math.inf):
+        raise trial.failure(
+            f"logits of dtype {got}", expected=f"{subject.dtype} or finer, as loaded; does `load` honour `dtype`?"
+        )
 
 
 @check(
@@ -109,6 +128,22 @@ def _num_logits(subject: Subject) -> None:
         trial.score(random_block(subject, rng, rows, 3), num_logits)
         trial.score(random_block(subject, rng, rows, 1), None if num_logits is None else min(num_logits, 1))
         trial.score(random_block(subject, rng, rows, 2))
+
+
+@check(
+    "T0.score.empty_block",
+    "A block may have no tokens, T = 0, on an empty cache as on a full one: its logits have shape `(B, 0, V)`, and"
+    " every row stays as it is.",
+)
+def _empty_block(subject: Subject) -> None:
+    rng = subject.rng("T0.score.empty_block")
+    rows = rows_for(subject, 2)
+    trial = Trial(subject, rows, 4)
+    trial.score(random_block(subject, rng, rows, 0))
+    trial.score(random_block(subject, rng, rows, 3))
+    trial.score(random_block(subject, rng, rows, 0), 0)
+    trial.score(random_block(subject, rng, rows, 1))
+    trial.score(random_block(subject, rng, rows, 0))
 
 
 @check(

@@ -111,19 +111,17 @@ class ReferenceModel:
         unembedding = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
         logits = self._normalise(hidden, self.weights["model.norm.weight"]) @ unembedding.T
         lengths = cache.lengths + width
-        cache = ReferenceCache(
-            keys, values, lengths, cache.positions + width, np.maximum(cache.written, np.max(slots, axis=1) + 1)
-        )
+        written = np.maximum(cache.written, np.max(slots, axis=1, initial=-1) + 1)
+        cache = ReferenceCache(keys, values, lengths, cache.positions + width, written)
         return self.pick_logits(logits, num_logits), cache
 
     def rollback(self, cache: ReferenceCache, lengths: Array, /) -> ReferenceCache:
         """Keep the first ``lengths[b]`` tokens of each row."""
         kept = np.array(lengths, dtype=np.int64)
-        if np.any(kept > cache.lengths):
-            row = int(np.argmax(kept > cache.lengths))
-            raise CacheError(
-                f"`lengths` must not exceed the row's, got {kept[row]} of {cache.lengths[row]} (row {row})"
-            )
+        outside = (kept < 0) | (kept > cache.lengths)
+        if np.any(outside):
+            row = int(np.argmax(outside))
+            raise CacheError(f"`lengths` must be from 0 to {cache.lengths[row]}, got {kept[row]} (row {row})")
         return cache._replace(lengths=kept, positions=kept)
 
     def select(self, cache: ReferenceCache, rows: Array, /) -> ReferenceCache:
@@ -190,5 +188,5 @@ class ReferenceModel:
         weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
         weights = weights / np.sum(weights, axis=-1, keepdims=True)
         attended = np.einsum("bhts,bshd->bthd", weights, values)
-        merged: Floats = attended.reshape(*attended.shape[:2], -1)
+        merged: Floats = attended.reshape(*attended.shape[:2], self.num_heads * self.head_size)
         return merged

@@ -24,9 +24,19 @@ CACHE_FAULTS = [fault for fault in FAULTS.values() if fault.kind == "cache"]
 # Short texts are all right under them.
 IN_LONG_TEXTS = ("deep rollback kept short", "mask of the first tile", "ring keeps its window only")
 
+# What each fault breaks is one clause, and no other check touches it.
+KILLED_BY_ONE = {
+    "negative length clamped": "T0.rollback.negative",
+    "negative length read from the end": "T0.rollback.negative",
+    "empty block refused on an empty cache": "T0.score.empty_block",
+    "empty block kept as padding": "T0.score.empty_block",
+    "dtype ignored": "T0.score.dtype",
+}
+
 # What a call sequence alone can show. The others concern one clause that no sequence of legal calls touches.
 ONE_CLAUSE_ONLY = {
     *IN_LONG_TEXTS,
+    *KILLED_BY_ONE,
     "caches share their lengths",
     "blocks without logits not appended",
     "first positions instead of last",
@@ -152,6 +162,20 @@ def test_faults_of_long_texts_are_killed_by_the_clause_about_them(name: str, row
     result = run_check(entry, subject, clock=time.perf_counter)
     assert result.status == "failed"
     assert result.diagnosis.count(";") <= 4  # between five calls
+
+
+@pytest.mark.parametrize(("name", "check_id"), KILLED_BY_ONE.items())
+def test_a_fault_of_one_clause_is_killed_by_its_check_and_no_other(name: str, check_id: str, checkpoint: Path):
+    found = failures(subject_for(FAULTS[name].planted, checkpoint))
+    assert [failure.partition(": ")[0] for failure in found] == [check_id]
+
+
+def test_logits_finer_than_the_dtype_that_was_loaded_are_right(checkpoint: Path):
+    subject = subject_for(lambda path, dtype: ReferenceModel(path, "float32"), checkpoint)
+    (entry,) = (one for one in contract_checks() if one.id == "T0.score.dtype")
+    for dtype, status in (("float32", "passed"), ("bfloat16", "passed"), ("float64", "failed")):
+        asked = dataclasses.replace(subject.at(dtype), capabilities=Capabilities(dtypes=(dtype,)))
+        assert run_check(entry, asked, clock=time.perf_counter).status == status
 
 
 def test_models_of_short_texts_are_not_asked_for_long_ones(checkpoint: Path):

@@ -1,9 +1,11 @@
 """Adapter faults: capacity, selection, shapes, inputs and outputs handled wrong."""
 # ruff: noqa: ARG002 - a fault overrides one method, and ignores what the right one looks at
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsampling import CacheError, Capabilities
 from specsampling_conformance._faults._registry import cache_fault
@@ -131,6 +133,44 @@ class _BeyondBelieved(ReferenceModel):
     def rollback(self, cache: ReferenceCache, lengths: Array, /) -> ReferenceCache:
         kept = np.asarray(lengths, dtype=np.int64)
         return cache._replace(lengths=kept, positions=kept)
+
+
+@cache_fault("negative length clamped", "A negative length is taken as 0.")
+class _NegativeClamped(ReferenceModel):
+    def rollback(self, cache: ReferenceCache, lengths: Array, /) -> ReferenceCache:
+        return super().rollback(cache, np.maximum(np.asarray(lengths), 0))
+
+
+@cache_fault("negative length read from the end", "A length of -1 is read as an index is: all but the last token.")
+class _NegativeFromEnd(ReferenceModel):
+    def rollback(self, cache: ReferenceCache, lengths: Array, /) -> ReferenceCache:
+        kept = np.asarray(lengths, dtype=np.int64)
+        return super().rollback(cache, np.where(kept < 0, np.maximum(cache.lengths + kept, 0), kept))
+
+
+@cache_fault("empty block refused on an empty cache", "A block of no tokens raises where there is nothing to score.")
+class _EmptyRefused(ReferenceModel):
+    def block_mask(self, cache: ReferenceCache, width: int) -> NDArray[np.bool_]:
+        if int(np.max(cache.lengths)) + width == 0:
+            raise ValueError("zero-size array to reduction operation maximum which has no identity")
+        return super().block_mask(cache, width)
+
+
+@cache_fault("empty block kept as padding", "A block of no tokens is padded to one token, which stays in the cache.")
+class _EmptyKept(ReferenceModel):
+    def score(
+        self, cache: ReferenceCache, tokens: Array, /, *, num_logits: int | None = None
+    ) -> tuple[Floats, ReferenceCache]:
+        block = np.asarray(tokens)
+        if block.shape[1]:
+            return super().score(cache, block, num_logits=num_logits)
+        return super().score(cache, np.pad(block, ((0, 0), (0, 1))), num_logits=0)
+
+
+@cache_fault("dtype ignored", "Whatever dtype is asked for, the model is loaded in float32.")
+class _Float32Only(ReferenceModel):
+    def __init__(self, checkpoint: Path, dtype: str) -> None:
+        super().__init__(checkpoint, "float32")
 
 
 @cache_fault("first positions instead of last", "`num_logits` returns the block's first positions.")

@@ -113,9 +113,10 @@ class RecurrentModel:
         second rollback then restores a state that is off by the depth of the first.)
         """
         kept = np.array(lengths, dtype=np.int64)  # a copy: the caller's array may change later
-        if (kept > cache.lengths).any():
-            row = int((kept - cache.lengths).argmax())
-            raise CacheError(f"`lengths` must be at most {cache.lengths[row]}, got {kept[row]} (row {row})")
+        outside = (kept < 0) | (kept > cache.lengths)
+        if outside.any():
+            row = int(outside.argmax())
+            raise CacheError(f"`lengths` must be from 0 to {cache.lengths[row]}, got {kept[row]} (row {row})")
         # Never silently: a row that went on from a wrong state would look right and follow another law.
         if (kept < cache.oldest).any():
             row = int((cache.oldest - kept).argmax())
@@ -140,6 +141,8 @@ def load(
 
     What cannot be honoured is refused: another device, and a checkpoint that describes another kind of model.
     """
+    if dtype not in CAPABILITIES.dtypes:
+        raise CapabilityError(f"`dtype` must be one of {CAPABILITIES.dtypes}, got {dtype!r}")
     if device not in (None, "cpu"):
         raise CapabilityError(f"`device` must be None or 'cpu', got {device!r}")
     if max_rollback < 1:

@@ -50,7 +50,8 @@ class ScratchModel:
         texts, lengths = cache.tokens.copy(), cache.lengths + width
         np.put_along_axis(texts, cache.lengths[:, None] + np.arange(width), block, axis=1)
         # What is right of a row's end is padding, or was rolled back; a causal model does not see it.
-        logits = self.score_texts(texts[:, : lengths.max()])
+        # One column at least: a block may have no tokens, also on an empty cache.
+        logits = self.score_texts(texts[:, : max(lengths.max(), 1)])
         wanted = width if num_logits is None else num_logits
         positions = lengths[:, None] - wanted + np.arange(wanted)
         return np.take_along_axis(logits, positions[:, :, None], axis=1), TextCache(texts, lengths)
@@ -58,13 +59,15 @@ class ScratchModel:
     def rollback(self, cache: TextCache, lengths: Array, /) -> TextCache:
         """Keep the first ``lengths[b]`` tokens of each row."""
         kept = np.array(lengths, dtype=np.int64)
-        if (kept > cache.lengths).any():
-            raise CacheError(f"`lengths` must be at most the rows' {cache.lengths.tolist()}, got {kept.tolist()}")
+        if ((kept < 0) | (kept > cache.lengths)).any():
+            raise CacheError(f"`lengths` must be from 0 to {cache.lengths.tolist()}, got {kept.tolist()}")
         return TextCache(cache.tokens, kept)
 
 
 def load(checkpoint: str | Path, *, dtype: str = "float32", device: str | None = None) -> ScratchModel:
     """Load a Llama checkpoint: the entry point that ``specsampling.load_model("smallest", …)`` calls."""
+    if dtype not in CAPABILITIES.dtypes:
+        raise CapabilityError(f"`dtype` must be one of {CAPABILITIES.dtypes}, got {dtype!r}")
     if device not in (None, "cpu"):
         raise CapabilityError(f"`device` must be None or 'cpu', got {device!r}")
     config = json.loads((Path(checkpoint) / "config.json").read_text(encoding="utf-8"))

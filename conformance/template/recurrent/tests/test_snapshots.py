@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import specsampling
-from specsampling import CapabilityError, PromptLookup, Sampling
+from specsampling import CacheError, CapabilityError, PromptLookup, Sampling
 from specsampling_recurrent import load
 
 
@@ -42,6 +42,14 @@ def test_a_lookahead_beyond_the_snapshots_is_refused_before_the_first_round():
     specsampling.generate(model, PromptLookup(), [1, 2, 1], max_new_tokens=4, lookahead=2)
     with pytest.raises(CapabilityError, match="max_rollback"):
         specsampling.generate(model, PromptLookup(), [1, 2, 1], max_new_tokens=4, lookahead=3)
+
+
+def test_a_length_is_no_index_and_a_dtype_no_hint(model):
+    _, cache = model.score(model.init_cache(1, 8), np.array([[1, 2]]))
+    with pytest.raises(CacheError, match=r"from 0 to 2, got -1 \(row 0\)"):
+        model.rollback(cache, np.array([-1]))
+    with pytest.raises(CapabilityError, match="float16"):
+        load("demo", dtype="float16")
 
 
 def test_a_checkpoint_of_another_kind_is_refused():
