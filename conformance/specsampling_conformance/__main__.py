@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specsampling import Capabilities, SpecSamplingError, available_backends
+from specsampling_conformance._cast import FEWEST_IDS
 from specsampling_conformance._catalogue import all_checks, manifest_ids, selected_ids
 from specsampling_conformance._entry_point import EntryPointLoader, is_on_cpu
 from specsampling_conformance._runner import CHECKPOINT, TIME_LIMIT, check_backend
@@ -162,18 +163,20 @@ def _capabilities(arguments: argparse.Namespace) -> tuple[Capabilities, int, str
     if arguments.draft_backend is not None and arguments.checkpoint is not None:
         raise ValueError("`--draft-backend` cannot be combined with `--checkpoint`: its draft is the suite's own")
     dtypes = tuple(dict.fromkeys(arguments.dtype or ()))
-    declared, jobs, refusal = None, 1, ""
+    declared, num_ids, jobs, refusal = None, FEWEST_IDS, 1, ""
     with tempfile.TemporaryDirectory(prefix="specsampling-conformance-", ignore_cleanup_errors=True) as folder:
         checkpoint = arguments.checkpoint or write_tiny_checkpoint(Path(folder) / "tiny", **CHECKPOINT)
         try:
             model = _loader(arguments)(checkpoint, dtypes[0] if dtypes else "float32")
-            declared = getattr(model, "capabilities", None)
+            declared, num_ids = getattr(model, "capabilities", None), getattr(model, "vocab_size", FEWEST_IDS)
             # Frameworks take a good part of a GPU's memory each, whoever else is there.
             jobs = min(_MOST_JOBS, num_cores()) if not arguments.checks and is_on_cpu(model) else 1
         except Exception as error:  # an adapter's own; the first check meets it again, and reports it
             refusal = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if arguments.dtype or arguments.device:
                 _check_defaults_fail(arguments, checkpoint, refusal)
+    if arguments.checkpoint is not None and num_ids < FEWEST_IDS:
+        raise ValueError(f"`--checkpoint` must have at least {FEWEST_IDS} ids, got a model of {num_ids}")
     capabilities = declared if isinstance(declared, Capabilities) else Capabilities()
     if dtypes:
         capabilities = dataclasses.replace(capabilities, dtypes=dtypes)

@@ -25,6 +25,7 @@ __all__ = [
     "Cast",
     "Difference",
     "EXACT",
+    "FEWEST_IDS",
     "PAIRS",
     "Pair",
     "Player",
@@ -78,6 +79,9 @@ most :math:`1 + u\,(2 |d| / T + 4)`, :math:`d` being its logit less the largest 
 :math:`u\,(2/e + 4)`, at any temperature, because :math:`x e^{-x} \le 1/e`. Some dozens of such errors make 1e-7 in
 float32, as measured, and 1e-15 in float64.
 """
+
+FEWEST_IDS = 5
+"""Ids that a model which hosts no foreign weights must have: one more than the suite masks it to at most."""
 
 SHORT_CONTEXT = 4
 """Tokens that fit the context of a pair's short draft."""

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from specsampling import CacheError, CapabilityError
+from specsampling_conformance._cast import FEWEST_IDS, is_hosted
 from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
 from specsampling_conformance._host import host_copy, native_integers
 from specsampling_conformance._trial import Oracle, Trial, largest_difference
@@ -48,6 +49,11 @@ def _members(subject: Subject) -> None:
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) > 0
         if not whole and not (optional and value is None):
             raise CheckFailure(f"`{name}` is {value!r}", expected=f"a positive integer{' or None' if optional else ''}")
+    if model.vocab_size < FEWEST_IDS and not is_hosted(subject):
+        raise CheckFailure(
+            f"the model has {model.vocab_size} ids, and is none of the suite's checkpoints",
+            expected=f"a checkpoint of your own with at least {FEWEST_IDS} ids, of which the suite uses a few",
+        )
 
 
 @check(
@@ -86,13 +92,22 @@ def _dtype(subject: Subject) -> None:
 def _block_equals_steps(subject: Subject) -> Measured:
     rng = subject.rng("T0.score.block_equals_steps")
     oracle, largest, tolerance = Oracle(subject.model()), 0.0, 0.0
+    influence = 0.0
     for widths in ((6,), (1, 5), (3, 3), (2, 4), (4, 1, 1)):
         rows = rows_for(subject, 2)
         trial = Trial(subject, rows, 8, oracle)
         for width in widths:
             trial.score(random_block(subject, rng, rows, width))
         largest, tolerance = max(largest, trial.largest), trial.tolerance
-    return Measured(tolerance=tolerance, values={"delta": largest})
+        influence = max(influence, *(_influence(oracle, row) for row in trial.rows))
+    return Measured(tolerance=tolerance, values={"delta": largest, "influence": influence})
+
+
+def _influence(oracle: Oracle, text: list[int]) -> float:
+    """Return how far logits move, relative to the largest or 1, when the token before the last one is lost."""
+    whole, without = oracle.logits(text), oracle.logits([*text[:-2], text[-1]])
+    scale = max(1.0, float(np.max(np.abs(whole[np.isfinite(whole)]), initial=0.0)))
+    return largest_difference(whole, without) / scale
 
 
 @check(

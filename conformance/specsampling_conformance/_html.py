@@ -20,8 +20,8 @@ __all__ = ["report_page"]
 _SIGNS = {"passed": "✓", "failed": "✗", "expected-failure": "!", "not-applicable": "–", "not-run": "·"}
 _TIER_TITLES = {"T0": "the cache", "T1": "the law, enumerated", "T2": "the law, sampled", "T3": "whole systems"}
 _LEVELS = {
-    "certified": "Every check passed, with the samples that certify a total variation of 0.01.",
-    "exact": "The contract holds and the output law is exactly the target's, to rounding.",
+    "certified": "Every check that applies passed, with the samples that certify a total variation of 0.01.",
+    "exact": "The contract holds, and the output law is that of the model's own one-token calls, to rounding.",
     "contract": "The cache does what it says. The output law was not proved in this run.",
 }
 _PlotData: TypeAlias = tuple[CheckResult, str, Any, dict[str, Any]]
@@ -73,7 +73,7 @@ def _header(report: Report) -> str:
         told = f"{_count(len(report.failures), 'check')} failed. {_not_run(report)}"
     elif report.level is None:
         kind, word = "no-level", "no level"
-        told = "Nothing failed, but no level is given: a check of T0 was not run, or is expected to fail."
+        told = "Nothing failed, but no level is given."
     else:
         kind, word, told = "passed", report.level, _LEVELS[report.level]
     known = {
@@ -83,11 +83,13 @@ def _header(report: Report) -> str:
         "seed": str(report.seed),
         "capabilities": _declared(report),
     }
+    remarks = "".join(f"<p>{_prose(line)}</p>" for line in report.remarks)
     facts = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in known.items())
     return (
         f'<header class="{kind}"><p class="what">Speculative sampling conformance</p>'
         f"<h1>{escape(report.backend)}</h1>"
-        f'<p class="level">{escape(word)}</p><p class="told">{escape(told)}</p><dl>{facts}</dl></header>'
+        f'<p class="level">{escape(word)}</p><div class="told"><p>{escape(told)}</p>{remarks}</div>'
+        f"<dl>{facts}</dl></header>"
     )
 
 
@@ -136,10 +138,13 @@ def _glance(report: Report) -> str:
             f"{_SIGNS[result.status]}</a>"
             for result in results
         )
-        passed = sum(result.status == "passed" for result in results)
+        counted = Counter(result.status for result in results)
+        asked, beside = len(results) - counted["not-applicable"], counted["not-applicable"]
+        tally = [f"{counted['passed']} of {asked} passed"] if asked else []
+        tally += [f"{beside} not applicable"] if beside else []
         rows.append(
             f'<div class="tier"><h3>{tier} <span>{_TIER_TITLES[tier]}</span></h3><p class="cells">{cells}</p>'
-            f'<p class="tally">{passed} of {len(results)} passed</p></div>'
+            f'<p class="tally">{", ".join(tally)}</p></div>'
         )
     counts = Counter(result.status for result in report.checks)
     legend = " ".join(
@@ -184,6 +189,8 @@ def _delta_figures(report: Report) -> Iterator[str]:
             name = dtype if result.id.startswith("T0.") else f"{result.id} {dtype}"
             largest[name] = max(largest.get(name, 0.0), float(delta))
             limits.setdefault(name, measured.tolerance)
+    for name in [name for name in largest if limits[name] is None]:
+        del largest[name]  # measured by the way: another check holds it against a limit
     for _, _, deltas, _ in _plot_data(report, "delta"):
         for dtype, (delta, cap) in deltas.items():
             largest[dtype], limits[dtype] = max(largest.get(dtype, 0.0), float(delta)), float(cap)

@@ -21,15 +21,22 @@ CERTIFIED_TV = 0.01
 """Largest total variation that a sampled law of sequences may leave open at level "certified"."""
 
 _SEQUENCES = "T2.sequences."
+_REFERENCE = "T3.logits.reference"
 
 _KEYS = ("id", "status", "clause", "exact_tv", "tolerance", "ln_e", "n", "certified_tv", "seed", "diagnosis")
 
-# What each level rests on, from the highest down. A level is given when everything under it passed.
-_LEVELS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("certified", ("T0", "T1", "T2", "T3")),
-    ("exact", ("T0", "T1")),
-    ("contract", ("T0",)),
-)
+# What each level rests on, from the lowest up. A level is given when everything under it passed or does not apply.
+_LEVELS: dict[str, tuple[str, ...]] = {
+    "contract": ("T0",),
+    "exact": ("T0", "T1"),
+    "certified": ("T0", "T1", "T2", "T3"),
+}
+
+_MAY_NOT_APPLY = ("T3",)
+"""Tiers of which nothing need apply: a model that hosts no weights but its own has no reference to agree with."""
+
+_FAINT = 100
+"""How many times what rounding may do one token's influence on the logits must be, or faults could hide below it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,31 +141,89 @@ class Report:
         A level rests on whole tiers: one expected failure in a tier, or one check of it that was not run, and no level
         that rests on the tier is given. None as soon as anything failed.
         """
-        if not self.passed:
-            return None
-        for level, tiers in _LEVELS:
-            if level == "certified" and not (self.tier == "nightly" and self._certifies()):
-                continue
-            if all(self._settled(tier) for tier in tiers):
-                return level
-        return None
+        reached = [level for level in _LEVELS if self._missing(level) is None]
+        return reached[-1] if reached and self.passed else None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to read beside the verdict, a line each.
+
+        Where to begin when several checks failed; why the level is not the next higher one; that the model's equations
+        were compared with nothing, if so; and whether its logits depend on its text so little that a fault could hide
+        below the tolerance.
+        """
+        lines = (self._where_to_begin(), self._shortfall(), self._own_equations(), self._faintness())
+        return [line for line in lines if line]
 
     @property
     def exit_status(self) -> int:
         """What the command line exits with: 0, or 1 when something failed."""
         return 0 if self.passed else 1
 
-    def _settled(self, tier: str) -> bool:
-        """Whether every check of a tier passed or does not apply, and one of them did pass."""
-        found = {result.status for result in self.checks if result.id.partition(".")[0] == tier}
-        return "passed" in found and found <= {"passed", "not-applicable"}
+    def _missing(self, level: str) -> str | None:
+        """Return why a level is not reached, as far as that is no failure; None where nothing is missing."""
+        if level == "certified" and self.tier != "nightly":
+            return f"its samples are drawn in the nightly tier, and this run was of the tier {self.tier!r}"
+        for tier in _LEVELS[level]:
+            results = [result for result in self.checks if result.id.partition(".")[0] == tier]
+            for status, why in (("expected-failure", "is expected to fail"), ("not-run", "was not run")):
+                held_back = [result for result in results if result.status == status]
+                if held_back:
+                    first, others = held_back[0], len(held_back) - 1
+                    told = f" ({first.diagnosis})" if status == "not-run" and first.diagnosis else ""
+                    more = f", and {others} more of {tier}" if others else ""
+                    return f"`{first.id}` {why}{told}{more}"
+            passed = any(result.status == "passed" for result in results)
+            if not results or not (passed or tier in _MAY_NOT_APPLY):
+                return f"nothing of {tier} applies"
+        return self._left_open() if level == "certified" else None
 
-    def _certifies(self) -> bool:
-        """Whether every sampled law of sequences is certified; other sampled checks are about other laws."""
+    def _left_open(self) -> str | None:
+        """Return what the sampled laws of sequences leave open, if so; other sampled checks are about other laws."""
         sequences = [result for result in self.checks if result.id.startswith(_SEQUENCES)]
-        left_open = [result.worst("certified_tv") for result in sequences if result.status == "passed"]
-        # To four digits: the sample size is a whole number, and its inverse is found by bisection.
-        return bool(left_open) and all(tv is not None and float(f"{tv:.4g}") <= CERTIFIED_TV for tv in left_open)
+        passed = [result for result in sequences if result.status == "passed"]
+        for result in passed:
+            tv = result.worst("certified_tv")
+            if tv is None:
+                return f"`{result.id}` certifies nothing, because its law has a single sequence"
+            # To four digits: the sample size is a whole number, and its inverse is found by bisection.
+            if float(f"{tv:.4g}") > CERTIFIED_TV:
+                return f"`{result.id}` leaves a total variation of {tv:.4g} open, more than {CERTIFIED_TV:g}"
+        return None if passed else "no sampled law of sequences applies"
+
+    def _shortfall(self) -> str | None:
+        if not self.passed:
+            return None
+        higher = [(level, why) for level in _LEVELS if (why := self._missing(level)) is not None]
+        return f"Not {higher[0][0]}: {higher[0][1]}." if higher else None
+
+    def _where_to_begin(self) -> str | None:
+        """Return the failure with the fewest calls, of the first tier that has any; among several failures only."""
+        failed = [result for result in self.checks if result.status == "failed"]
+        if len(failed) < 2:
+            return None
+        first = min(failed, key=lambda result: (result.id.partition(".")[0], _length_of_story(result)))
+        story = (first.diagnosis or "").partition("\n")[0]
+        return f"Start with `{first.id}`: {story}"
+
+    def _own_equations(self) -> str | None:
+        compared = [result.status for result in self.checks if result.id == _REFERENCE]
+        if not self.passed or compared != ["not-applicable"]:
+            return None
+        return (
+            "Not compared with another implementation: the logits. Weights of your own are taken as they are, so hold"
+            " them against your reference yourself."
+        )
+
+    def _faintness(self) -> str | None:
+        measured = [one for result in self.checks for one in result.measured.values() if "influence" in one.values]
+        seen = [one.values["influence"] / one.tolerance for one in measured if one.tolerance]
+        if not seen or max(seen) >= _FAINT:  # what one dtype shows need not show in another
+            return None
+        return (
+            f"Faint: one token more or less moves the logits by {max(seen):.2g} times what is put down to rounding, and"
+            " a fault could hide below that; test with larger weights."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON holds it; ``report.schema.json`` in the package describes it."""
@@ -185,7 +250,7 @@ class Report:
         _write(path, report_page(self))
 
     def __str__(self) -> str:
-        return "\n".join([*self._story(), *self._costs(), self._verdict()])
+        return "\n".join([*self._story(), *self._costs(), *self.remarks, self._verdict()])
 
     def _story(self) -> list[str]:
         lines = [f"{self.backend} on {self.device or 'its default device'}, {', '.join(self.capabilities.dtypes)}"]
@@ -210,6 +275,12 @@ class Report:
         counts = Counter(result.status for result in self.checks)
         tally = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: -item[1]))
         return f"{len(self.checks)} checks: {tally}. Level: {self.level or 'none'}. Seed: {self.seed}."
+
+
+def _length_of_story(result: CheckResult) -> tuple[bool, int, int]:
+    """Return a key that sorts failures by how much there is to read: those that show calls first, the fewest ahead."""
+    calls, arrow, _ = (result.diagnosis or "").partition("\n")[0].partition(" -> ")
+    return (False, calls.count("; "), len(calls)) if arrow else (True, 0, 0)
 
 
 def check_json(result: CheckResult) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import specsampling
 from specsampling_conformance import __main__ as cli
 from specsampling_conformance import _catalogue as catalogue
 from specsampling_conformance import _entry_point
+from specsampling_conformance._tiny import write_tiny_checkpoint
 
 
 def lines(capsys):
@@ -27,8 +28,9 @@ def test_a_run_writes_both_reports_and_says_what_it_found(tmp_path, capsys):
     assert "<!doctype html>" in files[1].read_text()
     out = lines(capsys)
     assert out[-1].endswith("Level: none. Seed: 11.")
-    assert out[-3].startswith("T0  ")
-    assert out[-2].endswith(" in 1 process")
+    assert out[-4].startswith("T0  ")
+    assert out[-3].endswith(" in 1 process")
+    assert out[-2].startswith("Not contract: `T0.model.members` was not run (not among the checks asked for), and ")
 
 
 def test_a_failure_is_the_exit_status(tmp_path, capsys, monkeypatch):
@@ -77,6 +79,14 @@ def test_wrong_arguments_are_one_line_and_status_2(arguments, message, capsys):
     assert err.startswith("specsampling_conformance: error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("ids", "status"), [(3, 2), (4, 2), (5, 0)])
+def test_a_checkpoint_of_too_few_ids_is_refused_before_anything_runs(ids, status, tmp_path, capsys):
+    folder = write_tiny_checkpoint(tmp_path / "own", vocab_size=ids)
+    assert cli.main(["--checkpoint", str(folder), "--checks", "T0.model.members"]) == status
+    line = f"specsampling_conformance: error: `--checkpoint` must have at least 5 ids, got a model of {ids}\n"
+    assert capsys.readouterr().err == (line if status else "")
 
 
 def test_a_backend_that_is_not_installed_is_told_before_anything_runs(capsys, monkeypatch):

@@ -178,6 +178,23 @@ def test_logits_finer_than_the_dtype_that_was_loaded_are_right(checkpoint: Path)
         assert run_check(entry, asked, clock=time.perf_counter).status == status
 
 
+@pytest.mark.parametrize(("ids", "status"), [(2, "failed"), (3, "failed"), (4, "failed"), (5, "passed")])
+def test_a_model_of_its_own_needs_five_ids(ids: int, status: str, tmp_path: Path, checkpoint: Path):
+    own = write_tiny_checkpoint(tmp_path, vocab_size=ids)
+    subject = subject_for(lambda path, dtype: ReferenceModel(own, dtype), checkpoint)
+    result = run_check(contract_checks()[0], subject, clock=time.perf_counter)
+    assert (result.id, result.status) == ("T0.model.members", status)
+    assert status == "passed" or f"the model has {ids} ids" in (result.diagnosis or "")
+
+
+@pytest.mark.parametrize(("contrast", "is_faint"), [(1.0, False), (0.5, False), (1e-3, True)])
+def test_influence_is_what_the_token_before_the_last_does(contrast: float, is_faint: bool, tmp_path: Path):
+    subject = subject_for(ReferenceModel.load, write_tiny_checkpoint(tmp_path, vocab_size=8, contrast=contrast))
+    (entry,) = (one for one in contract_checks() if one.id == "T0.score.block_equals_steps")
+    measured = run_check(entry, subject, clock=time.perf_counter).measured["float32"]
+    assert (measured.values["influence"] < 100 * measured.tolerance) == is_faint
+
+
 def test_models_of_short_texts_are_not_asked_for_long_ones(checkpoint: Path):
     class Short(ReferenceModel):
         def __init__(self, checkpoint: Path, dtype: str) -> None:

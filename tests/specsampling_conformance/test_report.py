@@ -1,3 +1,4 @@
+import dataclasses
 import html.parser
 import json
 import math
@@ -184,6 +185,35 @@ class TestHtml:
         told = [data for tag, data in page.data if tag == "pre"]
         assert any("alert('x')" in data and "reproduce" not in data for data in told)
         assert ("code", "run `it` --seed 3") in page.data
+
+    def test_tells_where_to_begin_and_why_there_is_no_more(self, report):
+        from specsampling_conformance._html import report_page
+
+        assert [data for tag, data in Page(report_page(report)).data if "Start with" in data] == []
+        failed = [
+            CheckResult(id=f"T0.a.{n}", clause="C.", status="failed", seed=0, diagnosis=f"f: {n * 'call; '}c -> <x>")
+            for n in (2, 1)
+        ]
+        text = report_page(dataclasses.replace(report, checks=tuple(failed)))
+        assert "<p>Start with <code>T0.a.1</code>: f: call; c -&gt; &lt;x&gt;</p>" in text
+        passed = report_page(dataclasses.replace(report, checks=RESULTS[:1]))
+        assert "<p>Not exact: nothing of T1 applies.</p>" in passed
+
+    def test_counts_what_does_not_apply_apart(self, report):
+        from specsampling_conformance._html import report_page
+
+        text = report_page(report)
+        assert '<p class="tally">1 of 2 passed, 1 not applicable</p>' in text
+        alone = dataclasses.replace(report, checks=(*RESULTS[:1], dataclasses.replace(RESULTS[1], id="T3.a.b")))
+        assert '<p class="tally">1 not applicable</p>' in report_page(alone)
+
+    def test_differences_that_another_check_limits_are_not_drawn(self, report):
+        from specsampling_conformance._html import report_page
+
+        by_the_way = CheckResult(
+            id="T1.by.way", clause="C.", status="passed", seed=0, measured={"float32": Measured(values={"delta": 1e-7})}
+        )
+        assert "T1.by.way float32" not in report_page(dataclasses.replace(report, checks=(*RESULTS, by_the_way)))
 
     def test_has_every_plot(self, text):
         labels = [attributes["aria-label"] for tag, attributes in Page(text).attributes if tag == "svg"]

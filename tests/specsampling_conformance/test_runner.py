@@ -192,6 +192,18 @@ class TestTiers:
         assert report.level == "exact"
         assert statuses(report)["T0.a.second"] == "not-applicable"
 
+    @pytest.mark.parametrize(
+        ("tier", "level"), [("T0", None), ("T1", "contract"), ("T2", "exact"), ("T3", "certified")]
+    )
+    def test_whole_systems_alone_need_not_apply(self, four_tiers, tier, level):
+        for check_id in four_tiers.checks:
+            if check_id.startswith(tier):
+                four_tiers.add(check_id, NotApplicable("no foreign weights"))
+        report = check_backend(never, FLOAT32, tier="nightly")
+        assert report.level == level
+        assert [line for line in report.remarks if f"nothing of {tier} applies" in line] == report.remarks
+        assert bool(report.remarks) == (tier != "T3")
+
     def test_nothing_that_applies_is_no_pass(self, suite):
         suite.add("T0.a.first", NotApplicable("nothing to see"))
         report = check_backend(never, FLOAT32)
@@ -211,6 +223,79 @@ class TestTiers:
         four_tiers.add("T2.rows.neighbours", Measured(certified_tv=0.014, n=50))
         four_tiers.add("T2.sequences.plain", Measured(n=100, **measured))
         assert check_backend(never, FLOAT32, tier="nightly").level == level
+
+    @pytest.mark.parametrize(
+        ("check_id", "outcome", "options", "why"),
+        [
+            (
+                "T0.a.first",
+                None,
+                {},
+                "Not certified: its samples are drawn in the nightly tier, and this run was of the",
+            ),
+            (
+                "T0.a.first",
+                None,
+                {"tier": "contract"},
+                "Not exact: `T1.a.first` was not run (tier 'contract' ends before",
+            ),
+            ("T0.a.first", None, {"checks": ["*.first"]}, "Not contract: `T0.a.second` was not run (not among the"),
+            (
+                "T2.sequences.plain",
+                Measured(certified_tv=0.013, n=50),
+                {"tier": "nightly"},
+                "Not certified: `T2.sequences.plain` leaves a total variation of 0.013 open, more than 0.01.",
+            ),
+            (
+                "T2.sequences.plain",
+                Measured(n=50),
+                {"tier": "nightly"},
+                "Not certified: `T2.sequences.plain` certifies nothing, because its law has a single sequence.",
+            ),
+            (
+                "T1.a.first",
+                CheckFailure("wrong"),
+                {"tier": "nightly", "expected_failures": {"T1.a.first": "known"}},
+                "Not exact: `T1.a.first` is expected to fail.",
+            ),
+        ],
+    )
+    def test_a_run_says_why_its_level_is_not_the_next(self, four_tiers, check_id, outcome, options, why):
+        four_tiers.add(check_id, outcome)
+        report = check_backend(never, FLOAT32, **options)
+        (line,) = report.remarks
+        assert line.startswith(why)
+        assert str(report).splitlines()[-2] == line
+
+    def test_the_highest_level_and_a_failure_have_no_next(self, four_tiers):
+        assert check_backend(never, FLOAT32, tier="nightly").remarks == []
+        four_tiers.add("T1.a.first", CheckFailure("wrong"))
+        assert check_backend(never, FLOAT32, tier="nightly").remarks == []
+
+    def test_the_failure_with_the_fewest_calls_is_where_to_begin(self, four_tiers):
+        four_tiers.add("T0.a.first", CheckFailure("wrong", calls=["score [[1]]", "rollback [0]"], setting="B=1"))
+        four_tiers.add("T0.a.second", CheckFailure("off", calls=["score [[1,2]]"], setting="B=1", expected="what"))
+        four_tiers.add("T0.a.third", CheckFailure("without calls"))
+        report = check_backend(never, FLOAT32)
+        assert report.remarks == ["Start with `T0.a.second`: float32: B=1: score [[1,2]] -> off"]
+        assert str(report).splitlines()[-2] == report.remarks[0]
+
+    def test_equations_that_nothing_was_compared_with_are_named(self, four_tiers):
+        four_tiers.add("T3.logits.reference", NotApplicable("hosts no foreign weights"))
+        lines = check_backend(never, FLOAT32, tier="nightly").remarks
+        assert [line.partition(":")[0] for line in lines] == ["Not compared with another implementation"]
+
+    @pytest.mark.parametrize(("influences", "is_faint"), [((9e-4, 9e-4), True), ((9e-4, 1.0), False)])
+    def test_a_model_too_flat_to_show_a_fault_in_any_dtype_is_named(self, four_tiers, influences, is_faint):
+        def run(subject):
+            number = ("float32", "float64").index(subject.dtype)
+            return Measured(tolerance=2e-4, values={"influence": influences[number]})
+
+        four_tiers.add("T0.a.first", run)
+        report = check_backend(never, Capabilities(dtypes=("float32", "float64")), tier="nightly")
+        assert [line.startswith("Faint: one token") and "4.5 times" in line for line in report.remarks] == [
+            True
+        ] * is_faint
 
     def test_no_sampled_law_is_none_certified(self, four_tiers):
         four_tiers.add("T2.sequences.plain", NotApplicable("one row only"))
