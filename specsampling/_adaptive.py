@@ -5,7 +5,8 @@ import math
 import statistics
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,15 @@ class AdaptiveLookahead:
     ValueError
         If there is no K above 0, one is negative, or a cost is out of range.
     TypeError
-        If `block_costs` is no mapping, or a K no integer.
+        If `block_costs` is no mapping, a K no integer, or a cost no real number.
 
     Notes
     -----
     K depends on tokens that were verified before the round, so every row's law stays the target's, and rows stay
     independent of each other in law. But all rows share one K: with other rows beside it, the same seed gives a row
     other tokens. The same batch repeats.
+
+    What was seen of each run is kept apart, so that decoders and threads may share a rule, and a copy begins anew.
 
     References
     ----------
@@ -87,15 +90,15 @@ class AdaptiveLookahead:
         lookaheads = sorted({as_count("block_costs", lookahead) for lookahead in block_costs} - {0})
         if not lookaheads:
             raise ValueError("`block_costs` must have the cost of at least one K above 0")
-        for name, cost in (("draft_cost", draft_cost), *((f"block_costs[{k}]", block_costs[k]) for k in lookaheads)):
-            if not math.isfinite(cost):
-                raise ValueError(f"`{name}` must be finite, got {cost}")
-        self.draft_cost = float(draft_cost)
-        self.block_costs = {lookahead: float(block_costs[lookahead]) for lookahead in lookaheads}
+        self.draft_cost = _as_cost("draft_cost", draft_cost)
+        self.block_costs = {k: _as_cost(f"block_costs[{k}]", block_costs[k]) for k in lookaheads}
         self.choices: tuple[int, ...] = (0, *lookaheads)
         self._best(_ASSUMED)  # refuses costs that are out of range
-        self._runs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._records: dict[int, _Record] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: the costs, and nothing of runs under way."""
+        return {**self.__dict__, "_records": {}}
 
     @classmethod
     def measured(
@@ -103,7 +106,7 @@ class AdaptiveLookahead:
         target: Model[Any],
         drafter: Model[Any] | Drafter[Any],
         *,
-        lookaheads: Sequence[int] = (1, 2, 4, 8),
+        lookaheads: Iterable[int] = (1, 2, 4, 8),
         batch_size: int = 1,
         prompt_length: int = 64,
         sampling: Sampling | None = None,
@@ -116,12 +119,12 @@ class AdaptiveLookahead:
             The target.
         drafter : Model or Drafter
             What will propose.
-        lookaheads : sequence of int
+        lookaheads : iterable of int
             Each K above 0 that may be picked.
         batch_size : int, default: 1
             Rows of the batches to come: a block of more rows costs more.
         prompt_length : int, default: 64
-            Tokens before the rounds that are timed.
+            Tokens before the rounds that are timed; at least 1.
         sampling : Sampling, optional
             Settings of the rounds to come.
 
@@ -133,10 +136,16 @@ class AdaptiveLookahead:
         Raises
         ------
         ValueError, TypeError, CapabilityError
-            If the models cannot decode such batches or so many tokens; see `Decoder`.
+            If the models cannot decode such batches or so many tokens (see `Decoder`), or nothing was proposed in a
+            round that was timed.
+        NonFiniteLogitsError
+            If a model returned a row of logits without a law.
 
         Notes
         -----
+        The text is one token over and over, in which `PromptLookup` always finds something. A drafter that finds
+        nothing in it, or whose model cannot hold so much of it, has to be given costs.
+
         Costs that are measured differ from run to run, and with them K: the same seed repeats its tokens with the same
         rule, and not with one measured anew.
 
@@ -150,10 +159,14 @@ class AdaptiveLookahead:
         >>> adaptive.choices
         (0, 2, 4)
         """
-        choices = (0, *lookaheads)
-        decoder = Decoder(target, drafter, lookahead=max(choices), sampling=sampling)
-        seconds = {lookahead: _seconds(decoder, lookahead, batch_size, prompt_length) for lookahead in choices}
-        return cls(draft_cost=0.0, block_costs={k: seconds[k] / seconds[0] for k in lookaheads})
+        wanted = sorted({as_count("lookaheads", lookahead) for lookahead in lookaheads} - {0})
+        if not wanted:
+            raise ValueError("`lookaheads` must have at least one K above 0")
+        batch_size = as_count("batch_size", batch_size, minimum=1)
+        prompt_length = as_count("prompt_length", prompt_length, minimum=1)
+        decoder = Decoder(target, drafter, lookahead=wanted[-1], sampling=sampling)
+        seconds = {lookahead: _seconds(decoder, lookahead, batch_size, prompt_length) for lookahead in (0, *wanted)}
+        return cls(draft_cost=0.0, block_costs={k: seconds[k] / seconds[0] for k in wanted})
 
     def __call__(self, state: DecoderState, /) -> int:
         """Return K for the next round.
@@ -193,12 +206,21 @@ class AdaptiveLookahead:
 
     def _record(self, state: DecoderState) -> "_Record":
         """Return what was seen of a run; its states have the array of prompt lengths in common."""
-        key = id(state.prompt_lengths)
-        if self._runs.get(key) is not state.prompt_lengths:
-            self._records = {other: self._records[other] for other in self._runs if other != key}
-            self._runs[key] = state.prompt_lengths
-            self._records[key] = _Record()
-        return self._records[key]
+        key, records = id(state.prompt_lengths), self._records
+        record = records.get(key)
+        if record is None:
+            # Forgotten with the array, before another can have its id.
+            run = weakref.ref(state.prompt_lengths, lambda _: records.pop(key, None))
+            record = records[key] = _Record(run)
+        return record
+
+
+def _as_cost(name: str, cost: Any) -> float:
+    if isinstance(cost, bool) or not isinstance(cost, Real):
+        raise TypeError(f"`{name}` must be a real number, got {cost!r}")
+    if not math.isfinite(cost):
+        raise ValueError(f"`{name}` must be finite, got {cost}")
+    return float(cost)
 
 
 def _seconds(decoder: Decoder, lookahead: int, batch_size: int, prompt_length: int) -> float:
@@ -206,10 +228,17 @@ def _seconds(decoder: Decoder, lookahead: int, batch_size: int, prompt_length: i
     num_rounds = 2 + _TIMED_ROUNDS
     state = decoder.init([[0] * prompt_length] * batch_size, max_new_tokens=num_rounds * (lookahead + 1))
     times = []
-    for _ in range(num_rounds):
+    for number in range(num_rounds):
+        # A lookup finds nothing in what a target makes of this, and the round would be a plain one.
+        state.tokens[...] = 0
         began = time.perf_counter()
-        state, _ = decoder.step(state, lookahead=lookahead)
+        state, info = decoder.step(state, lookahead=lookahead)
         times.append(time.perf_counter() - began)
+        if lookahead and number >= num_rounds - _TIMED_ROUNDS and not info.num_proposed.any():
+            raise ValueError(
+                f"`drafter` proposed nothing after a prompt of {prompt_length} equal tokens, so that no block was "
+                "timed; pass a `prompt_length` that its model can hold, or measure otherwise and pass `block_costs`"
+            )
     return statistics.median(times[2:])
 
 
@@ -217,6 +246,7 @@ def _seconds(decoder: Decoder, lookahead: int, batch_size: int, prompt_length: i
 class _Record:
     """What was seen of one run, and where its rows stood before its last round."""
 
+    run: weakref.ref[Any]
     accepted: float = _ASSUMED * _PRIOR
     tested: float = _PRIOR
     pause: int = _PAUSES[0]
@@ -242,5 +272,7 @@ class _Record:
         if not num_rows:
             return
         emitted = (state.lengths - self.lengths)[telling]
-        self.accepted = _KEPT * self.accepted + float(np.sum(emitted - 1)) / num_rows
+        # A rule around this one may have made the round longer.
+        accepted = np.minimum(emitted - 1, self.lookahead)
+        self.accepted = _KEPT * self.accepted + float(np.sum(accepted)) / num_rows
         self.tested = _KEPT * self.tested + float(np.sum(np.minimum(emitted, self.lookahead))) / num_rows

@@ -1,7 +1,11 @@
 """`AdaptiveLookahead`: the law stays exact whatever it picks, and it picks what pays."""
 
+import copy
 import gc
 import itertools
+import pickle
+import sys
+import threading
 import time
 
 import numpy as np
@@ -172,6 +176,59 @@ def test_nothing_of_a_run_is_kept_after_it():
         assert len(adaptive._records) <= 1
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda adaptive: pickle.loads(pickle.dumps(adaptive))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_a_copy_has_the_costs_and_nothing_of_the_runs(copied):
+    adaptive = AdaptiveLookahead(draft_cost=0.1, block_costs=COSTS)
+    expected = rounds_of(TARGET, DRAFT, adaptive, 40)
+    runs = []
+    for rule in (adaptive, copied(adaptive)):
+        decoder = Decoder(TARGET, DRAFT, lookahead=rule, seed=1)
+        runs.append((decoder, decoder.init([[0]], max_new_tokens=40), []))
+    while any(not state.is_done for _, state, _ in runs):
+        for index, (decoder, state, picked) in enumerate(runs):
+            if not state.is_done:
+                after, info = decoder.step(state)
+                runs[index] = decoder, after, [*picked, info.lookahead]
+    assert [picked for _, _, picked in runs] == [expected, expected]
+
+
+def test_a_result_can_be_pickled():
+    adaptive = AdaptiveLookahead(draft_cost=0.1, block_costs=COSTS)
+    result = generate(TARGET, DRAFT, [0], max_new_tokens=8, lookahead=adaptive)
+    assert pickle.loads(pickle.dumps(result)).tokens == result.tokens
+
+
+def test_threads_may_share_a_rule():
+    adaptive = AdaptiveLookahead(draft_cost=0.1, block_costs=COSTS)
+    expected = [
+        generate(TARGET, DRAFT, [0], max_new_tokens=8, lookahead=adaptive, seed=seed).tokens for seed in range(30)
+    ]
+    found = []
+
+    def run():
+        found.extend(
+            (seed, generate(TARGET, DRAFT, [0], max_new_tokens=8, lookahead=adaptive, seed=seed).tokens)
+            for seed in range(30)
+        )
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # a race is then lost within a few runs
+    try:
+        threads = [threading.Thread(target=run) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(found) == 240
+    assert all(tokens == expected[seed] for seed, tokens in found)
+
+
 def test_the_same_batch_repeats():
     adaptive = AdaptiveLookahead(draft_cost=0.1, block_costs=COSTS)
     runs = [generate(TARGET, DRAFT, [[0], [1]], max_new_tokens=50, lookahead=adaptive, seed=4).tokens for _ in range(2)]
@@ -187,6 +244,25 @@ def test_rounds_with_a_lookahead_of_their_own_say_nothing():
         assert adaptive(state) == 2
         state, _ = decoder.step(state, lookahead=2)
         state, _ = decoder.step(state, lookahead=2)
+
+
+def test_a_round_that_was_longer_than_it_said_counts_up_to_what_it_said():
+    class AtLeastSix:
+        choices = (2, 6)
+
+        def __init__(self, rule):
+            self.rule = rule
+
+        def __call__(self, state):
+            return max(self.rule(state), 6)
+
+    adaptive = AdaptiveLookahead(draft_cost=0.1, block_costs={2: 1.1})
+    decoder = Decoder(TARGET, TARGET, lookahead=AtLeastSix(adaptive))
+    state = decoder.init([0], max_new_tokens=60)
+    while not state.is_done:
+        state, _ = decoder.step(state)
+    (record,) = adaptive._records.values()
+    assert record.tested - 0.6 <= record.accepted < record.tested
 
 
 @pytest.mark.parametrize(
@@ -242,10 +318,49 @@ def test_costs_are_those_of_whole_rounds():
     assert 2 < adaptive.block_costs[1] < adaptive.block_costs[3] < 12
 
 
-def test_costs_of_rounds_that_do_not_fit_are_not_measured():
-    class Short(Slow):
-        max_length = 16
+def test_every_round_that_is_timed_has_a_block():
+    # A lookup finds nothing in a text that it has not seen before, and the round is then a plain one.
+    rng = np.random.default_rng(0)
+    target = Slow(TableModel(rng.dirichlet(np.ones(500), 500)), 0.004)
+    adaptive = AdaptiveLookahead.measured(target, PromptLookup(), lookaheads=(1, 3), prompt_length=8)
+    assert adaptive.block_costs[1] > 1.5
+    assert adaptive.block_costs[3] > 2.5
 
+
+class Short(Slow):
+    max_length = 16
+
+
+@pytest.mark.parametrize("drafter", [Short(DRAFT, 0), None], ids=["past its context", "none"])
+def test_rounds_without_a_draft_are_not_taken_for_rounds_with_one(drafter):
+    with pytest.raises(ValueError, match="`drafter` proposed nothing after a prompt of 64 equal"):
+        AdaptiveLookahead.measured(TARGET, drafter, lookaheads=(2,))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"lookaheads": ()}, ValueError, "`lookaheads` must have at least one K above 0"),
+        ({"lookaheads": (0,)}, ValueError, "`lookaheads` must have at least one K above 0"),
+        ({"lookaheads": (-1, 2)}, ValueError, "`lookaheads` must be at least 0, got -1"),
+        ({"lookaheads": "12"}, TypeError, "`lookaheads` must be an integer, got '1'"),
+        ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
+        ({"batch_size": 2.0}, TypeError, "`batch_size` must be an integer"),
+        ({"prompt_length": 0}, ValueError, "`prompt_length` must be at least 1"),
+        ({"prompt_length": 1.5}, TypeError, "`prompt_length` must be an integer"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(options, error, message):
+    with pytest.raises(error, match=message):
+        AdaptiveLookahead.measured(TARGET, DRAFT, **options)
+
+
+def test_lookaheads_may_come_from_an_iterator():
+    adaptive = AdaptiveLookahead.measured(TARGET, DRAFT, lookaheads=iter([2, 1]))
+    assert adaptive.choices == (0, 1, 2)
+
+
+def test_costs_of_rounds_that_do_not_fit_are_not_measured():
     with pytest.raises(ValueError, match="passes the target's context of 16 tokens"):
         AdaptiveLookahead.measured(Short(TARGET, 0), DRAFT)
 
@@ -260,6 +375,13 @@ def test_costs_of_rounds_that_do_not_fit_are_not_measured():
         ({"draft_cost": 0.1, "block_costs": {-1: 1.0}}, ValueError, "at least 0"),
         ({"draft_cost": -0.1, "block_costs": {1: 1.0}}, ValueError, "`draft_cost` must not be negative"),
         ({"draft_cost": float("nan"), "block_costs": {1: 1.0}}, ValueError, "`draft_cost` must be finite"),
+        ({"draft_cost": "0.1", "block_costs": {1: 1.0}}, TypeError, "`draft_cost` must be a real number, got '0.1'"),
+        (
+            {"draft_cost": 0.1, "block_costs": {1: None}},
+            TypeError,
+            r"`block_costs\[1\]` must be a real number, got None",
+        ),
+        ({"draft_cost": True, "block_costs": {1: 1.0}}, TypeError, "`draft_cost` must be a real number, got True"),
         ({"draft_cost": 0.1, "block_costs": {1: 0.0}}, ValueError, "`block_cost` must be positive"),
         ({"draft_cost": 0.1, "block_costs": {1: float("inf")}}, ValueError, r"`block_costs\[1\]` must be finite"),
     ],
