@@ -210,10 +210,9 @@ def test_threads_may_share_a_rule():
     found = []
 
     def run():
-        found.extend(
-            (seed, generate(TARGET, DRAFT, [0], max_new_tokens=8, lookahead=adaptive, seed=seed).tokens)
-            for seed in range(30)
-        )
+        for seed in range(30):
+            result = generate(TARGET, DRAFT, [0], max_new_tokens=8, lookahead=adaptive, seed=seed)
+            found.append((seed, result.tokens))
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # a race is then lost within a few runs
