@@ -68,6 +68,9 @@ class SampledSetting:
         K.
     temperature : float
         Sharp laws have small probabilities, which coarse uniforms cannot give.
+    most : float or None
+        What the likeliest sequence is to have, about: the temperature of a model with weights of its own follows from
+        it. That of the frozen pair would leave a sharper model a single sequence.
     leading : bool
         Whether it is sampled in a run's leading dtypes only; see `Subject.leads`.
     """
@@ -79,6 +82,7 @@ class SampledSetting:
     length: int = 4
     lookahead: int = 2
     temperature: float = 1.0
+    most: float | None = None
     leading: bool = True
 
 
@@ -86,7 +90,7 @@ SAMPLED = {
     "model_draft": SampledSetting(claim="with a draft model", pair="three_a", leading=False),
     "second_pair": SampledSetting(claim="with another draft model and a longer lookahead", pair="three_b", lookahead=3),
     "sharp": SampledSetting(
-        claim="where some probabilities are small", pair="four", length=3, temperature=0.2, prompt=(0,)
+        claim="where some probabilities are small", pair="four", length=3, temperature=0.2, most=0.9, prompt=(0,)
     ),
     "prompt_lookup": SampledSetting(
         claim="with prompt lookup", pair="three_b", drafter="lookup", prompt=(0, 2, 0, 1, 0)
@@ -145,10 +149,28 @@ def law_of(subject: Subject, setting: SampledSetting, models: Cast) -> NDArray[n
 def setting_for(subject: Subject, name: str) -> SampledSetting:
     """Return what is sampled under a name: in dtypes whose law has to be enumerated, texts of three tokens at most.
 
-    Paths grow tenfold with every token, and streams, which are what is tested here, are of the same uniforms.
+    Paths grow tenfold with every token, and streams, which are what is tested here, are of the same uniforms. A model
+    with weights of its own is as sharp as it is; the temperature makes up for it.
     """
     setting = SAMPLED[name]
+    models = cast(subject, setting.pair)
+    if setting.most is not None and not models.hosted:
+        fitted = subject.once(("temperature", name), lambda: _fitted_temperature(setting, models))
+        setting = dataclasses.replace(setting, temperature=fitted)
     return setting if subject.dtype in EXACT else dataclasses.replace(setting, length=min(setting.length, 3))
+
+
+def _fitted_temperature(setting: SampledSetting, models: Cast) -> float:
+    """Return the temperature at which the likeliest sequence has about as much as `most` says, to two digits.
+
+    No lower than 0.05, where rounding of the logits would begin to count.
+    """
+    scores, (low, high) = models.scores["target"], (0.05, 20.0)
+    for _ in range(12):
+        middle = math.sqrt(low * high)
+        law = sequence_law(scores.law(temperature=middle), setting.prompt, setting.length)
+        low, high = (middle, high) if float(law.max()) > (setting.most or 0.0) else (low, middle)
+    return float(f"{low:.2g}")
 
 
 def sample(subject: Subject, name: str) -> Sample:

@@ -13,6 +13,7 @@ from specsampling_conformance._checks import CHECKS, Effort, Subject, checks_for
 from specsampling_conformance._engine import Engine
 from specsampling_conformance._faults import FAULTS
 from specsampling_conformance._reference import ReferenceModel
+from specsampling_conformance._tiny import write_tiny_checkpoint
 
 
 def subject_for(load=ReferenceModel, engine=None, seed=11, **options):
@@ -100,3 +101,18 @@ def test_coarse_dtypes_are_held_against_their_own_enumerated_law():
     # Their paths are enumerated, and grow tenfold with every token.
     assert _sampled.sample(coarse, "model_draft").process.law.shape == (3,) * 3
     assert _sampled.sample(exact, "model_draft").process.law.shape == (3,) * 4
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("contrast", [0.5, 1.5, 4.0])
+def test_small_probabilities_are_sampled_of_weights_of_any_size(contrast, tmp_path):  # survives: below 1e-3
+    own = write_tiny_checkpoint(tmp_path, vocab_size=32, contrast=contrast)
+    subject = subject_for(lambda checkpoint, dtype: ReferenceModel(own, dtype))
+    setting = _sampled.setting_for(subject, "sharp")
+    law = _sampled.law_of(subject, setting, cast(subject, setting.pair))
+    assert 0.85 < law.max() < 0.95
+    assert np.count_nonzero(law > 1e-3) >= 5
+    if contrast < 4:  # where the e-value of the fault passes the threshold many times over in the first batch
+        broken = subject_for(subject.load, FAULTS["stream restarted each round"].planted())
+        assert check("T2.sequences.sharp", broken).status == "failed"
+    assert check("T2.sequences.sharp", subject).status == "passed"
