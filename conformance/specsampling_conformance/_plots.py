@@ -235,7 +235,7 @@ def slot_plot(title: str, rates: Sequence[float], expected: Sequence[float] | No
     str
         An ``svg`` element.
     """
-    left, top, bottom = 40.0, 8.0, 130.0
+    left, top, bottom = 40.0, 20.0, 142.0
     parts = []
     for tick in (0.0, 0.5, 1.0):
         y = bottom - (bottom - top) * tick
@@ -248,6 +248,10 @@ def slot_plot(title: str, rates: Sequence[float], expected: Sequence[float] | No
         if expected is not None and slot < len(expected):
             y = bottom - (bottom - top) * expected[slot]
             parts.append(_dot(x + width / 2, y, "got", f"{tip}, expected {expected[slot]:.4f}"))
+        # The number, because a bar of nothing looks like a plot of nothing.
+        highest = max(rate, expected[slot] if expected is not None and slot < len(expected) else 0.0)
+        above = bottom - (bottom - top) * highest - 7
+        parts.append(_text(x + width / 2, above, f"{rate:.1%}", anchor="middle", kind="label"))
         parts.append(_text(x + width / 2, bottom + 16, f"slot {slot + 1}", anchor="middle"))
     return _svg(title, bottom + 24, parts)
 

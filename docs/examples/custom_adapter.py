@@ -55,8 +55,8 @@ class CallableModel:
     def rollback(self, cache: Text, lengths: Any, /) -> Text:
         """Keep the first tokens of each row."""
         kept = np.array(lengths, dtype=np.int64)
-        if (kept > cache.lengths).any():
-            raise CacheError(f"`lengths` must be at most {cache.lengths.tolist()}, got {kept.tolist()}")
+        if ((kept < 0) | (kept > cache.lengths)).any():
+            raise CacheError(f"`lengths` must be from 0 to {cache.lengths.tolist()}, got {kept.tolist()}")
         return Text(cache.tokens, kept)
 
 

@@ -261,6 +261,7 @@ class TestPlots:
             plots.log_dots("t", [plots.Dot("a", 0.0, None)]),
             plots.log_dots("t", [plots.Dot("a<b" * 30, math.inf, 1e-300), plots.Dot("b", math.nan, 1.0)]),
             plots.slot_plot("t", [0.5] * 12, [0.5]),
+            plots.slot_plot("t", [0.0, 1.0]),
         ],
     )
     def test_are_well_formed_and_inside_their_frame(self, drawing):
@@ -277,6 +278,10 @@ class TestPlots:
                 ("y2", height),
             ):
                 assert -1 <= float(element.get(name, 0)) <= limit + 1
+
+    def test_a_slot_of_which_nothing_was_accepted_has_its_number(self):
+        texts = [element.text for element in ElementTree.fromstring(plots.slot_plot("t", [0.0, 0.25])).iter("text")]
+        assert ["0.0%", "25.0%"] == [text for text in texts if "." in text]
 
     def test_a_value_past_its_limit_is_drawn_as_bad(self):
         assert 'class="bad"' in plots.log_dots("t", [plots.Dot("a", 2.0, 1.0)])

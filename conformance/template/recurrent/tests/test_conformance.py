@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from specsampling_conformance import BackendSuite
 
 from specsampling_recurrent import CAPABILITIES, load
@@ -7,4 +9,4 @@ class TestRecurrent(BackendSuite):
     capabilities = CAPABILITIES
 
     def load(self, checkpoint, dtype):  # the suite's own are Llamas, whose weights this model cannot host
-        return load("demo", dtype=dtype)
+        return load(Path(__file__).parents[1] / "demo", dtype=dtype)

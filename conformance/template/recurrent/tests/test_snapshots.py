@@ -1,5 +1,7 @@
 """What the suite proves in general, once more by example: the stories behind the code's comments."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,10 +9,12 @@ import specsampling
 from specsampling import CacheError, CapabilityError, PromptLookup, Sampling
 from specsampling_recurrent import load
 
+DEMO = Path(__file__).parents[1] / "demo"
+
 
 @pytest.fixture
 def model():
-    return load("demo", dtype="float64")
+    return load(DEMO, dtype="float64")
 
 
 def last_logits(model, text):
@@ -38,7 +42,7 @@ def test_text_is_the_greedy_text_though_some_rounds_propose_nothing(model):
 
 
 def test_a_lookahead_beyond_the_snapshots_is_refused_before_the_first_round():
-    model = load("demo", max_rollback=3)
+    model = load(DEMO, max_rollback=3)
     specsampling.generate(model, PromptLookup(), [1, 2, 1], max_new_tokens=4, lookahead=2)
     with pytest.raises(CapabilityError, match="max_rollback"):
         specsampling.generate(model, PromptLookup(), [1, 2, 1], max_new_tokens=4, lookahead=3)
@@ -49,7 +53,7 @@ def test_a_length_is_no_index_and_a_dtype_no_hint(model):
     with pytest.raises(CacheError, match=r"from 0 to 2, got -1 \(row 0\)"):
         model.rollback(cache, np.array([-1]))
     with pytest.raises(CapabilityError, match="float16"):
-        load("demo", dtype="float16")
+        load(DEMO, dtype="float16")
 
 
 def test_a_checkpoint_of_another_kind_is_refused():
