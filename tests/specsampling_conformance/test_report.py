@@ -281,7 +281,7 @@ class TestPlots:
 
     def test_a_slot_of_which_nothing_was_accepted_has_its_number(self):
         texts = [element.text for element in ElementTree.fromstring(plots.slot_plot("t", [0.0, 0.25])).iter("text")]
-        assert ["0.0%", "25.0%"] == [text for text in texts if "." in text]
+        assert [text for text in texts if "." in text] == ["0.0%", "25.0%"]
 
     def test_a_value_past_its_limit_is_drawn_as_bad(self):
         assert 'class="bad"' in plots.log_dots("t", [plots.Dot("a", 2.0, 1.0)])
