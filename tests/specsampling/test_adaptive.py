@@ -317,13 +317,28 @@ def test_costs_are_those_of_whole_rounds():
     assert 2 < adaptive.block_costs[1] < adaptive.block_costs[3] < 12
 
 
+class Watched(TableModel):
+    """A table that notes how wide its blocks were."""
+
+    def __init__(self, table):
+        super().__init__(table)
+        self.widths = []
+
+    def score(self, cache, tokens, /, *, num_logits=None):
+        self.widths.append(tokens.shape[1])
+        return super().score(cache, tokens, num_logits=num_logits)
+
+
 def test_every_round_that_is_timed_has_a_block():
     # A lookup finds nothing in a text that it has not seen before, and the round is then a plain one.
     rng = np.random.default_rng(0)
-    target = Slow(TableModel(rng.dirichlet(np.ones(500), 500)), 0.004)
-    adaptive = AdaptiveLookahead.measured(target, PromptLookup(), lookaheads=(1, 3), prompt_length=8)
-    assert adaptive.block_costs[1] > 1.5
-    assert adaptive.block_costs[3] > 2.5
+    target = Watched(rng.dirichlet(np.ones(500), 500))
+    AdaptiveLookahead.measured(target, PromptLookup(), lookaheads=(1, 3), prompt_length=8)
+    feeding = target.widths.count(7)  # a prompt's, once for each K
+    rounds = [width for width in target.widths if width != 7]
+    assert feeding == 3
+    assert rounds == sorted(rounds)
+    assert {width: rounds.count(width) for width in rounds} == dict.fromkeys((1, 2, 4), len(rounds) // 3)
 
 
 class Short(Slow):
