@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",  # adapters are written from the source of one
     "sphinx-mathjax-offline",  # MathJax comes with the site, which must work without a network
     "capabilities",
     "pictures",

@@ -70,8 +70,6 @@ def load(checkpoint: str | Path, *, dtype: str = "float32", device: str | None =
         raise CapabilityError(f"`dtype` must be one of {CAPABILITIES.dtypes}, got {dtype!r}")
     if device not in (None, "cpu"):
         raise CapabilityError(f"`device` must be None or 'cpu', got {device!r}")
-    if dtype not in CAPABILITIES.dtypes:
-        raise CapabilityError(f"`dtype` must be one of {CAPABILITIES.dtypes}, got {dtype!r}")
     config = json.loads((Path(checkpoint) / "config.json").read_text(encoding="utf-8"))
     stored = load_file(Path(checkpoint) / "model.safetensors")
     weights = {name: weight.astype(dtype) for name, weight in stored.items()}
