@@ -73,7 +73,10 @@ def astype(x: np.ndarray, dtype: Any, /, *, copy: bool = True) -> np.ndarray:
 
 def clip(x: np.ndarray, min: Any, max: Any, /) -> np.ndarray:
     """Return `x`, brought between two bounds."""
-    clipped: np.ndarray = np.minimum(np.maximum(x, min), max)
+    try:
+        clipped: np.ndarray = np.minimum(np.maximum(x, min), max)
+    except OverflowError:  # a bound that the dtype of narrow integers cannot hold
+        return np.clip(x, min, max)
     return clipped
 
 
@@ -84,7 +87,7 @@ def isdtype(dtype: np.dtype[Any], kind: Any, /) -> bool:
 
 def stack(arrays: Sequence[np.ndarray], /, *, axis: int = 0) -> np.ndarray:
     """Join arrays of one shape along a new axis."""
-    new = (*(slice(None),) * axis, None)
+    new = (*(slice(None),) * axis, None) if axis >= 0 else (..., None, *(slice(None),) * (-axis - 1))
     return np.concatenate([x[new] for x in arrays], axis=axis)
 
 

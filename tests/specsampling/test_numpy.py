@@ -44,12 +44,19 @@ def test_the_other_functions(x):
     same(_numpy.take(x, np.array([1, 0, 1]), axis=0), np.take(x, np.array([1, 0, 1]), axis=0))
     same(_numpy.zeros_like(x), np.zeros_like(x))
     same(_numpy.zeros_like(x, dtype=np.int8), np.zeros_like(x, dtype=np.int8))
-    for axis in (0, 1, 2):
+    for axis in (0, 1, 2, -1, -2):
         same(_numpy.stack([x, x[::-1]], axis=axis), np.stack([x, x[::-1]], axis=axis))
     assert _numpy.astype(x, x.dtype, copy=False) is x
     assert _numpy.astype(x, x.dtype) is not x
     for kind in ("bool", "integral", "real floating", "numeric", np.int32):
         assert _numpy.isdtype(x.dtype, kind) == np.isdtype(x.dtype, kind)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_bounds_may_lie_outside_the_dtype(dtype):
+    x = np.array([0, 100], dtype=dtype)
+    same(_numpy.clip(x, 1, 300), np.clip(x, 1, 300))
+    same(_numpy.clip(x, -300, 50), np.clip(x, -300, 50))
 
 
 def test_unsigned_integers_are_integral():
