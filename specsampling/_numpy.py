@@ -73,10 +73,11 @@ def astype(x: np.ndarray, dtype: Any, /, *, copy: bool = True) -> np.ndarray:
 
 def clip(x: np.ndarray, min: Any, max: Any, /) -> np.ndarray:
     """Return `x`, brought between two bounds."""
+    clipped: np.ndarray
     try:
-        clipped: np.ndarray = np.minimum(np.maximum(x, min), max)
+        clipped = np.minimum(np.maximum(x, min), max)
     except OverflowError:  # a bound that the dtype of narrow integers cannot hold
-        return np.clip(x, min, max)
+        clipped = np.clip(x, min, max)
     return clipped
 
 
