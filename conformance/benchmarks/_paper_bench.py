@@ -119,10 +119,11 @@ class Bench:
             "decode_seconds": sum(seconds[1:]),
             "phases": phases._asdict(),
         }
-        results = [{"row_id": key.row_id, **text.report(), **times} for key, text in zip(keys, texts, strict=True)]
-        for key, text, result in zip(keys, texts, results, strict=True):
+        results = []
+        for key, text in zip(keys, texts, strict=True):
             prompt = task.prompts[key.prompt]
-            result["prompt_tokens"] = len(prompt.ids)
+            result = {"row_id": key.row_id, "prompt_tokens": len(prompt.ids), **text.report(), **times}
+            results.append(result)
             if key.study == "quality":
                 written = text.text(self.codec, task.stops)
                 result |= {

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsampling import Model
-from specsampling_conformance._checks import Subject
+from specsampling_conformance._checks import EXACT, Subject
 from specsampling_conformance._host import host_copy
 from specsampling_conformance._oracle import Scores
 from specsampling_conformance._reference import ReferenceModel
@@ -24,7 +24,6 @@ from specsampling_conformance._wrappers import EagerModel, masked
 __all__ = [
     "Cast",
     "Difference",
-    "EXACT",
     "FEWEST_IDS",
     "PAIRS",
     "Pair",
@@ -69,16 +68,6 @@ PAIRS = {name: _pair(name, size) for name, size in (("three_a", 3), ("three_b", 
 
 _SHORT = PAIRS["three_a"]._replace(name="short", draft=PAIRS["three_a"].draft.parent / "short_draft")
 """The first pair, its draft's context limited to `SHORT_CONTEXT` tokens."""
-
-EXACT = {"float64": 1e-12, "float32": 1e-6}
-r"""Total variation that is put down to the arithmetic of laws, by the dtype they are made in; twice that on rounds.
-
-That is what is left where logits are equal: a law's entries are rounded, an accepted probability is a ratio of two of
-them, and the paths' probabilities are summed. With :math:`u` the unit of rounding an entry is off by a factor of at
-most :math:`1 + u\,(2 |d| / T + 4)`, :math:`d` being its logit less the largest one: so its error is at most
-:math:`u\,(2/e + 4)`, at any temperature, because :math:`x e^{-x} \le 1/e`. Some dozens of such errors make 1e-7 in
-float32, as measured, and 1e-15 in float64.
-"""
 
 FEWEST_IDS = 5
 """Ids that a model which hosts no foreign weights must have: one more than the suite masks it to at most."""

@@ -154,10 +154,15 @@ def _ragged_prefill(subject: Subject) -> None:
     "A rollback to more tokens than a row holds raises `CacheError` and leaves the cache as it was.",
 )
 def _beyond_row(subject: Subject) -> None:
+    _check_refused(subject, "T0.rollback.beyond_row", held=2, every_row=3, last_row=5)
+
+
+def _check_refused(subject: Subject, check_id: str, *, held: int, every_row: int, last_row: int) -> None:
+    """Try to roll rows that hold `held` tokens to lengths that none has: every row, and the last one alone."""
     rows = rows_for(subject, 2)
-    trial, score = _scored(subject, "T0.rollback.beyond_row", rows, 2)
+    trial, score = _scored(subject, check_id, rows, held)
     model, cache = trial.model, trial.cache
-    for lengths in ([3] * rows, [2] * (rows - 1) + [5]):
+    for lengths in ([every_row] * rows, [held] * (rows - 1) + [last_row]):
         if len(set(lengths)) > 1 and not subject.capabilities.per_row_rollback:
             continue
         call = functools.partial(model.rollback, cache, trial.integers(lengths))
@@ -170,15 +175,7 @@ def _beyond_row(subject: Subject) -> None:
     "A negative length raises `CacheError` and leaves the cache as it was: lengths do not count from the end of a row.",
 )
 def _negative(subject: Subject) -> None:
-    rows = rows_for(subject, 2)
-    trial, score = _scored(subject, "T0.rollback.negative", rows, 1)
-    model, cache = trial.model, trial.cache
-    for lengths in ([-1] * rows, [1] * (rows - 1) + [-1]):
-        if len(set(lengths)) > 1 and not subject.capabilities.per_row_rollback:
-            continue
-        call = functools.partial(model.rollback, cache, trial.integers(lengths))
-        trial.refused(f"rollback {lengths}", call, (CacheError,))
-    score(1)
+    _check_refused(subject, "T0.rollback.negative", held=1, every_row=-1, last_row=-1)
 
 
 @check(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from specsampling import CapabilityError, CounterSource, PromptLookup, RandomSource, UniformRandomness
-from specsampling_conformance._cast import EXACT, Cast, Player, cast, eager, logit_delta, rounds_tolerance
-from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
+from specsampling_conformance._cast import Cast, Player, cast, eager, logit_delta, rounds_tolerance
+from specsampling_conformance._checks import EXACT, CheckFailure, Measured, NotApplicable, Subject, check
 from specsampling_conformance._decisions import Rounding, replay_round
 from specsampling_conformance._enumerated import keeps_settings, sampling_of
 from specsampling_conformance._enumeration import Scenario, enumerate_laws

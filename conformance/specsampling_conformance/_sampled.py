@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsampling import CounterSource, PromptLookup, Sampling, UniformRandomness, generate
-from specsampling_conformance._cast import EXACT, Cast, cast
+from specsampling_conformance._cast import Cast, cast
 from specsampling_conformance._certify import certified_tv, certify
-from specsampling_conformance._checks import CheckFailure, Measured, Subject, check
+from specsampling_conformance._checks import EXACT, CheckFailure, Measured, Subject, check
 from specsampling_conformance._diagnosis import best_fitting_stream, with_diagnosis
 from specsampling_conformance._enumeration import Scenario, enumerate_laws
 from specsampling_conformance._evalue import (

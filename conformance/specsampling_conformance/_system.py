@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsampling import CounterSource, Model, PromptLookup, Sampling, bundled
-from specsampling_conformance._cast import EXACT, PAIRS, is_hosted
-from specsampling_conformance._checks import CheckFailure, Measured, NotApplicable, Subject, check
+from specsampling_conformance._cast import PAIRS, is_hosted
+from specsampling_conformance._checks import EXACT, CheckFailure, Measured, NotApplicable, Subject, check
 from specsampling_conformance._greedy import compare_greedy
 from specsampling_conformance._host import host_copy
 from specsampling_conformance._oracle import block_logits, padded_length
