@@ -297,5 +297,11 @@ def test_float32_uniforms_are_the_first_23_bits_of_the_float64_ones(framework: A
         assert type(converted) is type(like)
         np.testing.assert_array_equal(to_host(converted).astype(np.float64), expected)
         assert randomness.uniforms_like(like) is converted
+        # Those of the other dtype are asked for in the same round, where a draft has another than its target.
+        fine = framework.asarray(np.zeros(1))
+        if fine.dtype != like.dtype:  # as it is in a JAX that is set to 32 bits
+            both = UniformRandomness(uniforms, 4)
+            both.uniforms_like(like)
+            np.testing.assert_array_equal(to_host(both.uniforms_like(fine)), uniforms)
         # Once they are float32 nothing more is lost.
         np.testing.assert_array_equal(to_host(UniformRandomness(converted, 4).uniforms_like(like)), to_host(converted))
