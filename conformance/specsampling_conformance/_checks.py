@@ -19,11 +19,11 @@ from specsampling import Capabilities, Model
 from specsampling_conformance._engine import Engine
 
 __all__ = [
-    "EXACT",
     "CHECKS",
     "Check",
     "CheckFailure",
     "CheckResult",
+    "EXACT",
     "Effort",
     "Loader",
     "Measured",
