@@ -87,12 +87,13 @@ class AdaptiveLookahead:
     def __init__(self, *, draft_cost: float, block_costs: Mapping[int, float]) -> None:
         if not isinstance(block_costs, Mapping):
             raise TypeError(f"`block_costs` must be a mapping of K to the cost of K + 1 tokens, got {block_costs!r}")
-        lookaheads = sorted({as_count("block_costs", lookahead) for lookahead in block_costs} - {0})
-        if not lookaheads:
+        costs = {as_count("block_costs", lookahead): cost for lookahead, cost in block_costs.items()}
+        costs.pop(0, None)
+        if not costs:
             raise ValueError("`block_costs` must have the cost of at least one K above 0")
         self.draft_cost = _as_cost("draft_cost", draft_cost)
-        self.block_costs = {k: _as_cost(f"block_costs[{k}]", block_costs[k]) for k in lookaheads}
-        self.choices: tuple[int, ...] = (0, *lookaheads)
+        self.block_costs = {k: _as_cost(f"block_costs[{k}]", costs[k]) for k in sorted(costs)}
+        self.choices: tuple[int, ...] = (0, *self.block_costs)
         self._best(_ASSUMED)  # refuses costs that are out of range
         self._records: dict[int, _Record] = {}
 
@@ -218,9 +219,13 @@ class AdaptiveLookahead:
 def _as_cost(name: str, cost: Any) -> float:
     if isinstance(cost, bool) or not isinstance(cost, Real):
         raise TypeError(f"`{name}` must be a real number, got {cost!r}")
-    if not math.isfinite(cost):
-        raise ValueError(f"`{name}` must be finite, got {cost}")
-    return float(cost)
+    try:
+        value = float(cost)
+    except OverflowError:  # an integer or a fraction
+        value = math.inf
+    if not math.isfinite(value):
+        raise ValueError(f"`{name}` must be finite, got {value}")
+    return value
 
 
 def _seconds(decoder: Decoder, lookahead: int, batch_size: int, prompt_length: int) -> float:

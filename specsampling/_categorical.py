@@ -14,7 +14,7 @@ import math
 import array_api_compat
 import numpy as np
 
-from specsampling._arrays import namespace, pad_last
+from specsampling._arrays import is_host, namespace, pad_last
 from specsampling._model import Array
 
 __all__ = ["block_sums", "block_weights", "boundaries", "categorical_from_uniforms", "num_blocks", "num_levels"]
@@ -90,6 +90,13 @@ def boundaries(weights: Array) -> Array:
 
     The id drawn is the first whose entry is greater than the uniform times the last entry.
     """
+    if not is_host(weights):
+        return _running_sums(weights)
+    with np.errstate(invalid="ignore"):  # a row of zeros, or with NaN, has no law
+        return _running_sums(weights)
+
+
+def _running_sums(weights: Array) -> Array:
     xp = namespace(weights)
     # The sums are taken in whole numbers, which makes them exact, and the same in any order. In floating point equal
     # terms are all rounded the same way, and the errors add up (1.5e-5 on "0.99 on one id"); and where a device sums in
@@ -97,8 +104,7 @@ def boundaries(weights: Array) -> Array:
     # one unit per id, 2**-30 of the sum in float32.
     integer, one = (xp.int32, 2.0**30) if weights.dtype == xp.float32 else (xp.int64, 2.0**60)
     total = xp.sum(weights, axis=-1, keepdims=True, dtype=weights.dtype)
-    with np.errstate(invalid="ignore"):  # a row of zeros, or with NaN, has no law
-        shares = xp.astype(weights / total * one, integer)
+    shares = xp.astype(weights / total * one, integer)
     return xp.astype(xp.cumulative_sum(shares, axis=-1, dtype=integer), weights.dtype)
 
 

@@ -239,7 +239,8 @@ class ModelDrafter:
             # A row that lacks nothing (past the context limit) reads any column: it will propose nothing.
             column = xp.clip(lengths - held - 1, 0, width - 1)
             last_logits = take_rows(logits, move(column, logits))
-            cache = self.model.rollback(cache, move(lengths, logits))
+            # A copy: `lengths` can be the decoder's own array, and a careless cache counts in the one it is given.
+            cache = self.model.rollback(cache, move(xp.asarray(lengths, copy=True), logits))
 
         tokens: list[Array] = []
         rows: list[Array] = []

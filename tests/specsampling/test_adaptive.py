@@ -7,6 +7,7 @@ import pickle
 import sys
 import threading
 import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -398,8 +399,23 @@ def test_costs_of_rounds_that_do_not_fit_are_not_measured():
         ({"draft_cost": True, "block_costs": {1: 1.0}}, TypeError, "`draft_cost` must be a real number, got True"),
         ({"draft_cost": 0.1, "block_costs": {1: 0.0}}, ValueError, "`block_cost` must be positive"),
         ({"draft_cost": 0.1, "block_costs": {1: float("inf")}}, ValueError, r"`block_costs\[1\]` must be finite"),
+        ({"draft_cost": 10**400, "block_costs": {1: 1.0}}, ValueError, "`draft_cost` must be finite"),
+        ({"draft_cost": 0.1, "block_costs": {1: Fraction(10**400)}}, ValueError, r"`block_costs\[1\]` must be finite"),
     ],
 )
 def test_costs_out_of_range_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         AdaptiveLookahead(**options)
+
+
+class Three:
+    """An integer whose hash is not that of 3, as an array's is not."""
+
+    def __index__(self):
+        return 3
+
+
+def test_lookaheads_may_be_any_integers():
+    adaptive = AdaptiveLookahead(draft_cost=0.1, block_costs={Three(): 1.5, np.int64(1): 1.25, 2**31 - 1: 2.0})
+    assert adaptive.block_costs == {1: 1.25, 3: 1.5, 2**31 - 1: 2.0}
+    assert adaptive.choices == (0, 1, 3, 2**31 - 1)

@@ -341,6 +341,14 @@ def test_all_frameworks_draw_the_same_ids(vocab_size: int, framework: Any) -> No
     assert to_host(drawn).tolist() == categorical_from_uniforms(weights, uniforms).tolist()
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call:UserWarning")  # array-api-compat remembers types
+def test_compiled_by_pytorch_the_boundaries_are_one_graph() -> None:
+    torch = pytest.importorskip("torch")
+    weights = torch.as_tensor(spread(1000)[None])
+    compiled = torch.compile(boundaries, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(weights), boundaries(weights))
+
+
 def test_float32_without_64_bit_integers_is_enough() -> None:
     jax = pytest.importorskip("jax")
     weights, uniforms = spread(1000).astype(np.float32)[None], np.full((1, 3), 0.3, np.float32)

@@ -94,6 +94,24 @@ def test_cache_keeps_what_was_accepted_and_is_fed_the_rest(toys, count):  # faul
     check_laws(toys, toys.random_table(5, order=3), batch.texts, proposal)
 
 
+def test_a_cache_that_counts_in_the_array_it_is_given_leaves_the_text_alone():
+    seen = []
+
+    class Careless(TableModel):
+        def rollback(self, cache, lengths, /):
+            seen.append(lengths)
+            return super().rollback(cache, lengths)
+
+    drafter = ModelDrafter(Careless([0.5, 0.5]))
+    tokens, lengths = np.zeros((2, 16), np.int32), np.array([3, 1], np.int32)
+    state = drafter.init(2, 16)
+    for round_index in range(2):
+        randomness = CounterSource(0).begin_round([0, 1], [round_index] * 2, 2)
+        _, state = drafter.propose(state, Context(tokens, lengths), 2, SETTINGS, randomness)
+        lengths = lengths + 3
+        assert not any(np.shares_memory(given, lengths - 3) for given in seen)
+
+
 def test_round_without_drafting_takes_rejected_tokens_back(toys):  # fault #74
     model = toys.RecurrentModel(5, 6)
     batch = Texts(ModelDrafter(model), [[1]])

@@ -1,5 +1,7 @@
 """What speculation should gain."""
 
+from fractions import Fraction
+
 import pytest
 
 from specsampling import best_lookahead, expected_speedup, expected_tokens
@@ -13,6 +15,20 @@ def test_expected_tokens_is_the_geometric_sum() -> None:  # fault #131
 @pytest.mark.parametrize(("acceptance", "tokens"), [(0.0, 1.0), (1.0, 6.0)])
 def test_expected_tokens_runs_from_one_to_the_whole_block(acceptance: float, tokens: float) -> None:
     assert expected_tokens(acceptance, 5) == tokens
+
+
+@pytest.mark.parametrize("acceptance", [5e-324, 1e-9, 0.3, 0.999, 1 - 2.0**-53])
+@pytest.mark.parametrize("lookahead", [0, 1, 7, 1000])
+def test_expected_tokens_loses_nothing_to_rounding(acceptance: float, lookahead: int) -> None:
+    exact = sum(Fraction(acceptance) ** slot for slot in range(min(lookahead, 20) + 1))
+    if lookahead > 20:  # the sum of so many exact fractions takes long
+        exact = (1 - Fraction(acceptance) ** (lookahead + 1)) / (1 - Fraction(acceptance))
+    assert expected_tokens(acceptance, lookahead) == pytest.approx(float(exact), rel=4e-16)
+
+
+def test_a_lookahead_of_any_size_is_counted_at_once() -> None:
+    assert expected_tokens(0.5, 2**31) == 2.0
+    assert expected_tokens(1.0, 2**31) == 2.0**31 + 1
 
 
 def test_plain_decoding_neither_gains_nor_loses() -> None:
