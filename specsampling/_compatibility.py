@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from specsampling._drafting import Drafter
+from specsampling._drafting import Drafter, as_drafter
 from specsampling._model import Model
+from specsampling._requests import as_model
 
 __all__ = ["check_compatibility"]
 
@@ -30,6 +31,11 @@ def check_compatibility(
         One full sentence for each obstacle. Only sizes can be compared here: that equal ids stand for equal text is
         for the caller, who has the tokenizers, to know.
 
+    Raises
+    ------
+    TypeError
+        If `target` is no model, or `drafter` neither a drafter nor a model.
+
     Examples
     --------
     >>> import numpy as np
@@ -38,6 +44,8 @@ def check_compatibility(
     >>> check_compatibility(TableModel(np.ones(12) / 12), TableModel(np.ones(10) / 10))
     ['vocabulary sizes differ: the target has 12 ids, the draft 10; pass `pad_vocab=True` if the ids they share agree']
     """
+    as_model("target", target)
+    drafter = as_drafter(drafter)
     reasons = []
     draft_size = getattr(drafter, "vocab_size", None)
     if draft_size is not None and draft_size != target.vocab_size and not pad_vocab:

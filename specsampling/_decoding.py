@@ -9,7 +9,7 @@ import numpy as np
 from specsampling._arrays import fetch
 from specsampling._compatibility import check_compatibility
 from specsampling._counter import CounterSource
-from specsampling._drafting import Context, Drafter, ModelDrafter
+from specsampling._drafting import Context, Drafter, as_drafter
 from specsampling._errors import CapabilityError
 from specsampling._feeding import feed
 from specsampling._metering import MeteredDrafter, MeteredModel
@@ -142,7 +142,7 @@ class Decoder:
         validate: bool = False,
     ) -> None:
         self.target: Model[Any] = as_model("target", target)
-        self.drafter: Drafter[Any] | None = _as_drafter(drafter)
+        self.drafter: Drafter[Any] | None = as_drafter(drafter)
         self.lookahead = lookahead
         choices = as_choices(lookahead)
         self.choices = (0,) if self.drafter is None else choices
@@ -417,20 +417,15 @@ class Decoder:
         if max_length is None:
             return
         for row in np.nonzero(limits > max_length - prompt_lengths)[0].tolist():
+            if prompt_lengths[row] >= max_length:
+                raise ValueError(
+                    f"`prompts` must be shorter than the target's context of {max_length} tokens, "
+                    f"got {prompt_lengths[row]} tokens in row {row}"
+                )
             raise ValueError(
                 f"`max_new_tokens` = {limits[row]} after a prompt of {prompt_lengths[row]} tokens passes the target's "
                 f"context of {max_length} tokens in row {row}"
             )
-
-
-def _as_drafter(drafter: Any) -> Any:
-    if isinstance(drafter, type):
-        raise TypeError(f"`drafter` must be a Drafter, a Model or None, got the class {drafter.__name__} itself")
-    if drafter is None or hasattr(drafter, "propose"):
-        return drafter
-    if hasattr(drafter, "score"):
-        return ModelDrafter(drafter)
-    raise TypeError(f"`drafter` must be a Drafter, a Model or None, got {drafter!r}")
 
 
 def _as_sampling(name: str, settings: Any) -> Sampling:

@@ -13,7 +13,7 @@ from specsampling._rejection import Proposal
 from specsampling._requests import as_model
 from specsampling._sampling import Sampling, to_probs
 
-__all__ = ["Context", "Drafter", "ModelDrafter", "ModelDrafterState"]
+__all__ = ["Context", "Drafter", "ModelDrafter", "ModelDrafterState", "as_drafter"]
 
 StateT = TypeVar("StateT")
 
@@ -289,6 +289,17 @@ class ModelDrafter:
         xp = namespace(lengths)
         held = xp.minimum(num_held, lengths - 1)
         return held, lengths if self._max_length is None else xp.where(self._is_within(lengths), lengths, held)
+
+
+def as_drafter(drafter: Any) -> Any:
+    """Return `drafter`, with a ModelDrafter around what is a model."""
+    if isinstance(drafter, type):
+        raise TypeError(f"`drafter` must be a Drafter, a Model or None, got the class {drafter.__name__} itself")
+    if drafter is None or hasattr(drafter, "propose"):
+        return drafter
+    if hasattr(drafter, "score"):
+        return ModelDrafter(drafter)
+    raise TypeError(f"`drafter` must be a Drafter, a Model or None, got {drafter!r}")
 
 
 def _empty_proposal(context: Context, lookahead: int) -> Proposal:

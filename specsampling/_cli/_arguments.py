@@ -72,7 +72,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help='text to continue (default: "ROMEO:"); "-", or none with piped input, reads stdin',
+        help='text to continue (default: "ROMEO:"); "-", or none where text is piped in, reads stdin',
     )
     group.add_argument(
         "--backend", default="numpy", metavar="NAME", help="as listed by `specsampling backends` (%(default)s)"

@@ -1,13 +1,15 @@
 """``specsampling generate``: continue a prompt, and say what it took."""
 
 import json
+import os
 import secrets
+import stat
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from specsampling._bundled import bundled
 from specsampling._cli._compare import Comparison, compare
@@ -111,7 +113,8 @@ def prepare(arguments: Namespace) -> Task:
     tokenizer = load_tokenizer(checkpoint, target.vocab_size)
     prompt_ids = tokenizer.encode(prompt)
     if not prompt_ids:
-        raise ValueError("`PROMPT` must not be empty")
+        from_stdin = ", and standard input was" if arguments.prompt in (None, "-") else ""
+        raise ValueError(f"`PROMPT` must not be empty{from_stdin}")
     ends = end_tokens(checkpoint, target.vocab_size) if arguments.end_token is None else arguments.end_token
     options = {
         "sampling": sampling,
@@ -122,13 +125,13 @@ def prepare(arguments: Namespace) -> Task:
         "pad_vocab": arguments.pad_vocab,
         "seed": seed,
     }
+    room = getattr(target, "max_length", None)
+    if room is not None and len(prompt_ids) >= room and arguments.max_new_tokens != 0:
+        raise ValueError(
+            f"`PROMPT` must be shorter than the target's context of {room} tokens, got {len(prompt_ids)} tokens"
+        )
     if arguments.max_new_tokens is None:
-        room = getattr(target, "max_length", None)
         left = _DEFAULT_MAX_NEW_TOKENS if room is None else min(_DEFAULT_MAX_NEW_TOKENS, room - len(prompt_ids))
-        if left < 1:
-            raise ValueError(
-                f"`PROMPT` must be shorter than the target's context of {room} tokens, got {len(prompt_ids)} tokens"
-            )
         options["max_new_tokens"] = left
     # More than that can never be used, and would only be drafted.
     options["lookahead"] = min(arguments.lookahead, max(options["max_new_tokens"] - 1, 0))
@@ -212,7 +215,8 @@ def _load(role: str, backend: str, checkpoint: Path, arguments: Namespace) -> Mo
         raise
     except Exception as error:  # an adapter meets a broken checkpoint in ways of its own
         kind = "" if isinstance(error, SpecSamplingError | ValueError | OSError) else f"{type(error).__name__}: "
-        raise ValueError(f"cannot load the {role} `{checkpoint}`: {kind}{error}") from error
+        remedy = "; `lookup` and `none` need no checkpoint" if role == "draft" and not checkpoint.exists() else ""
+        raise ValueError(f"cannot load the {role} `{checkpoint}`: {kind}{error}{remedy}") from error
 
 
 def _prompt(argument: str | None) -> str:
@@ -220,10 +224,20 @@ def _prompt(argument: str | None) -> str:
     stdin = sys.stdin  # None where a program has no standard input at all
     if stdin is None and argument == "-":
         raise ValueError("`PROMPT` must be text where standard input is closed, got '-'")
-    if stdin is not None and (argument == "-" or (argument is None and not stdin.isatty())):
-        text = stdin.buffer.read().decode("utf-8", errors="surrogateescape")
-        return text if text or argument == "-" else _DEFAULT_PROMPT
-    return _DEFAULT_PROMPT if argument is None else argument
+    if argument is None and not _is_piped(stdin):
+        return _DEFAULT_PROMPT
+    if argument is None or argument == "-":
+        text: str = stdin.buffer.read().decode("utf-8", errors="surrogateescape")
+        return text
+    return argument
+
+
+def _is_piped(stdin: TextIO | None) -> bool:
+    """Return whether somebody sends a text; a terminal and what programs in the background have do not."""
+    try:
+        return stdin is not None and not stat.S_ISCHR(os.fstat(stdin.fileno()).st_mode)
+    except OSError:  # replaced by something that is no file
+        return False
 
 
 def _kinds(info: RoundInfo) -> list[Kind]:

@@ -24,14 +24,12 @@ class Terminal(io.StringIO):
         return True
 
 
-class Pipe:
-    """Standard input that was piped in."""
-
-    def __init__(self, content: bytes):
-        self.buffer = io.BytesIO(content)
-
-    def isatty(self):
-        return False
+def pipe(content: bytes):
+    """Return standard input that `content` was piped into."""
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "wb") as writer:
+        writer.write(content)
+    return os.fdopen(read_end, encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -145,21 +143,32 @@ def test_the_bundled_pair_is_the_default(capsys, monkeypatch, checkpoint, draft)
         ([], b"from a pipe\n", "from a pipe\n"),
         (["-"], b"from a pipe", "from a pipe"),
         (["given"], b"ignored", "given"),
-        ([], b"", "ROMEO:"),
         (["-"], b"not \xff UTF-8", "not \ufffd UTF-8"),
     ],
 )
 def test_prompt_comes_from_the_argument_or_a_pipe(run, monkeypatch, arguments, content, prompt):
-    monkeypatch.setattr(sys, "stdin", Pipe(content))
-    result = json.loads(run(*arguments, "--json", "--max-new-tokens", 1)[1])
+    with pipe(content) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        result = json.loads(run(*arguments, "--json", "--max-new-tokens", 1)[1])
     assert result["prompt"] == prompt
     if b"\xff" in content:
         assert result["prompt_tokens"] == list(content)
 
 
-def test_no_stdin_at_all_is_no_pipe(run, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    assert json.loads(run("--json", "--max-new-tokens", 1)[1])["prompt"] == "ROMEO:"
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_a_pipe_that_brings_nothing_is_refused(refused, monkeypatch, checkpoint, arguments):
+    with pipe(b"") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        message = refused("generate", *arguments, "--target", checkpoint)
+    assert "`PROMPT` must not be empty, and standard input was" in message
+
+
+def test_a_background_programs_stdin_and_none_at_all_are_no_pipes(run, monkeypatch):
+    options = ["--json", "--max-new-tokens", 1]
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        for stdin in (nothing, io.StringIO("no file"), None):
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert json.loads(run(*options)[1])["prompt"] == "ROMEO:"
 
 
 def test_no_more_is_drafted_than_may_be_emitted(run, draft):
@@ -292,6 +301,11 @@ def test_stop_text_ends_the_output(run):
         (["generate", "--target", "{checkpoint}", "--lookahead", "-1"], "`--lookahead` must be"),
         (["generate", "--target", "{checkpoint}", "--seed", "-1"], "`--seed` must"),
         (["generate", "--target", "{checkpoint}", "--end-token", "256"], "`--end-token` must"),
+        (["generate", "--target", "{checkpoint}", "--draft", "no/such"], "`lookup` and `none` need no checkpoint"),
+        (
+            ["generate", "--target", "{checkpoint}", "--max-new-tokens", "8", "x" * 64],
+            "`PROMPT` must be shorter than the target's context of 64 tokens, got 64 tokens",
+        ),
         (
             ["generate", "--target", "{checkpoint}", "--max-new-tokens", "63", "abc"],
             "`--max-new-tokens` = 63 after a prompt of 3 tokens passes the target's context of 64 tokens",

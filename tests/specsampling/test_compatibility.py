@@ -46,3 +46,14 @@ def test_a_model_that_takes_nothing_back_is_offered_no_lookahead():
 
 def test_every_reason_is_given():  # fault #161
     assert len(check_compatibility(flat(12, 2), flat(10, 3), lookahead=3)) == 3
+
+
+@pytest.mark.parametrize("drafter", ["lookup", PromptLookup])
+def test_what_is_no_drafter_is_no_fit(drafter):
+    with pytest.raises(TypeError, match="`drafter` must be a Drafter, a Model or None"):
+        check_compatibility(flat(12), drafter)
+
+
+def test_what_is_no_target_is_refused_by_name():
+    with pytest.raises(TypeError, match="`target` must be a Model, got 'lookup'"):
+        check_compatibility("lookup", flat(12))

@@ -168,6 +168,7 @@ def test_what_has_no_effect_is_accepted_where_the_docs_say_so(toys):
             ValueError,
             "= 9 after a prompt of 2 tokens .* 10 tokens in row 1",
         ),
+        ({"prompts": [[0], [1] * 10]}, ValueError, "`prompts` must be shorter than .* 10 tokens, got 10 .* in row 1"),
         ({"max_new_tokens": 2**31 - 1}, ValueError, "passes the target's context of 10 tokens in row 0"),
         ({"row_ids": [1, 1]}, ValueError, r"`row_ids` must differ, got 1 in rows \[0, 1\]"),
         ({"max_lookahead": -2}, ValueError, "`max_lookahead` must be at least 0, got -2"),
