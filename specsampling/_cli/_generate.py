@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from specsampling._bundled import bundled
 from specsampling._cli._compare import Comparison, compare
@@ -221,22 +221,20 @@ def _load(role: str, backend: str, checkpoint: Path, arguments: Namespace) -> Mo
 
 def _prompt(argument: str | None) -> str:
     """Return the prompt: as given, from a pipe, or one that the bundled models know."""
-    stdin = sys.stdin  # None where a program has no standard input at all
-    if stdin is None and argument == "-":
-        raise ValueError("`PROMPT` must be text where standard input is closed, got '-'")
-    if argument is None and not _is_piped(stdin):
+    if argument not in (None, "-"):
+        return argument
+    if argument is None and not _is_piped():
         return _DEFAULT_PROMPT
-    if argument is None or argument == "-":
-        text: str = stdin.buffer.read().decode("utf-8", errors="surrogateescape")
-        return text
-    return argument
+    if sys.stdin is None:
+        raise ValueError("`PROMPT` must be text where standard input is closed, got '-'")
+    return sys.stdin.buffer.read().decode("utf-8", errors="surrogateescape")
 
 
-def _is_piped(stdin: TextIO | None) -> bool:
+def _is_piped() -> bool:
     """Return whether somebody sends a text; a terminal and what programs in the background have do not."""
     try:
-        return stdin is not None and not stat.S_ISCHR(os.fstat(stdin.fileno()).st_mode)
-    except OSError:  # replaced by something that is no file
+        return not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode)
+    except (AttributeError, OSError):  # there is none, or something that is no file stands in for it
         return False
 
 
