@@ -156,15 +156,15 @@ def _check_finite(state: DecoderState, output: RoundOutput, min_new_tokens: int)
     for model, slots in (("draft", output.bad_draft_slot), ("target", output.bad_target_slot)):
         if slots.max() < 0:
             continue
-        for index in np.nonzero(slots >= 0)[0].tolist():
-            row = int(state.rows[index])
-            position = int(state.lengths[row]) + int(slots[index])
-            is_banned = model == "target" and position < int(state.prompt_lengths[row]) + min_new_tokens
-            raise NonFiniteLogitsError(
-                f"the {model} returned logits without a law (NaN, +inf, or nothing but -inf) for row {row}, position "
-                f"{position}; nothing of this round was committed"
-                + ("; `min_new_tokens` forbids end tokens there, if they were all that it left" if is_banned else ""),
-                row=row,
-                position=position,
-                model=model,
-            )
+        index = int(np.argmax(slots >= 0))
+        row = int(state.rows[index])
+        position = int(state.lengths[row]) + int(slots[index])
+        is_banned = model == "target" and position < int(state.prompt_lengths[row]) + min_new_tokens
+        raise NonFiniteLogitsError(
+            f"the {model} returned logits without a law (NaN, +inf, or nothing but -inf) for row {row}, position "
+            f"{position}; nothing of this round was committed"
+            + ("; `min_new_tokens` forbids end tokens there, if they were all that it left" if is_banned else ""),
+            row=row,
+            position=position,
+            model=model,
+        )
