@@ -25,6 +25,7 @@ __all__ = [
     "CheckResult",
     "EXACT",
     "Effort",
+    "LeftOut",
     "Loader",
     "Measured",
     "NotApplicable",
@@ -52,6 +53,10 @@ Loader: TypeAlias = Callable[[Path, str], Model[Any]]
 
 class NotApplicable(Exception):  # noqa: N818 - a verdict and not an error
     """The clause says nothing about this adapter; the message says why."""
+
+
+class LeftOut(NotApplicable):
+    """The clause is left to the nightly tier in this dtype, because the run goes through it in another."""
 
 
 class CheckFailure(AssertionError):  # noqa: N818 - a verdict and not an error
@@ -255,9 +260,9 @@ class Subject:
         return self.effort.every_shape or is_cheap or self.dtype == first
 
     def check_leads(self, model: Any) -> None:
-        """Raise `NotApplicable` in a dtype that is left to the nightly tier."""
+        """Raise `LeftOut` in a dtype that is left to the nightly tier."""
         if not self.leads(model):
-            raise NotApplicable(f"left to the nightly tier in {self.dtype}: another dtype of this run goes through it")
+            raise LeftOut(f"left to the nightly tier in {self.dtype}: another dtype of this run goes through it")
 
     def check_seed(self, check_id: str) -> int:
         """Return the seed of one check: it does not depend on which other checks run."""
@@ -362,6 +367,8 @@ class CheckResult:
         Wall-clock time.
     measured : mapping of str to Measured
         What was measured, by dtype.
+    left_out : tuple of str
+        The dtypes of the run in which the check was left to the nightly tier.
 
     Examples
     --------
@@ -382,6 +389,7 @@ class CheckResult:
     diagnosis: str | None = None
     seconds: float = 0.0
     measured: Mapping[str, Measured] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     def worst(self, name: str) -> Any:
         """Return a field of :class:`Measured` from the dtype where it is largest, or None where none has it."""
@@ -433,12 +441,15 @@ def run_check(entry: Check, subject: Subject, *, clock: Callable[[], float]) -> 
     start = clock()
     measured: dict[str, Measured] = {}
     reasons: list[str] = []
+    left_out: list[str] = []
     status, diagnosis = "passed", None
     for dtype in subject.capabilities.dtypes:
         try:
             measured[dtype] = entry.run(subject.at(dtype)) or Measured()
         except NotApplicable as reason:
             reasons.append(str(reason))
+            if isinstance(reason, LeftOut):
+                left_out.append(dtype)
         except CheckFailure as failure:
             status, diagnosis = "failed", f"{dtype}: {failure.diagnosis}"
             if failure.measured is not None:
@@ -459,4 +470,5 @@ def run_check(entry: Check, subject: Subject, *, clock: Callable[[], float]) -> 
         diagnosis=diagnosis,
         seconds=clock() - start,
         measured=measured,
+        left_out=tuple(left_out),
     )

@@ -149,10 +149,13 @@ class Report:
         """What to read beside the verdict, a line each.
 
         Where to begin when several checks failed; why the level is not the next higher one; that the model's equations
-        were compared with nothing, if so; and whether its logits depend on its text so little that a fault could hide
-        below the tolerance.
+        were compared with nothing, if so; whether its logits depend on its text so little that a fault could hide
+        below the tolerance; and how many checks were left to the nightly tier in some dtype.
         """
-        lines = (self._where_to_begin(), self._shortfall(), self._own_equations(), self._faintness())
+        lines = (
+            *(self._where_to_begin(), self._shortfall(), self._own_equations(), self._faintness()),
+            self._left_to_nightly(),
+        )
         return [line for line in lines if line]
 
     @property
@@ -224,6 +227,13 @@ class Report:
             f"Faint: one token more or less moves the logits by {max(seen):.2g} times what is put down to rounding, and"
             " a fault could hide below that; test with larger weights."
         )
+
+    def _left_to_nightly(self) -> str | None:
+        counts = Counter(dtype for result in self.checks for dtype in result.left_out)
+        if not counts:
+            return None
+        told = ", ".join(f"{count} checks in {dtype}" for dtype, count in counts.items())
+        return f"Left to the nightly tier, because another dtype goes through them: {told}."
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON holds it; ``report.schema.json`` in the package describes it."""

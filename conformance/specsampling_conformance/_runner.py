@@ -373,7 +373,8 @@ def _merged(results: Sequence[CheckResult]) -> CheckResult:
         measured |= result.measured
     seconds = sum(result.seconds for result in results)
     told = "\n".join(dict.fromkeys(result.diagnosis for result in chosen if result.diagnosis)) or None
-    return dataclasses.replace(chosen[0], diagnosis=told, seconds=seconds, measured=measured)
+    left_out = tuple(dtype for result in results for dtype in result.left_out)
+    return dataclasses.replace(chosen[0], diagnosis=told, seconds=seconds, measured=measured, left_out=left_out)
 
 
 def reproduce_line(check_id: str, subject: Subject, tier: str, dtype: str) -> str:

@@ -297,6 +297,18 @@ class TestTiers:
             True
         ] * is_faint
 
+    def test_what_is_left_to_the_nightly_tier_is_counted_by_dtype(self, four_tiers):
+        def run(subject):
+            subject.check_leads(None)
+            return Measured()
+
+        for name in ("T1.a.first", "T2.a.first"):
+            four_tiers.add(name, run)
+        dtypes = Capabilities(dtypes=("bfloat16", "float32", "float16"))
+        (line,) = (line for line in check_backend(never, dtypes).remarks if line.startswith("Left to the nightly tier"))
+        assert line.endswith(": 2 checks in bfloat16, 2 checks in float16.")
+        assert not any("Left to" in line for line in check_backend(never, dtypes, tier="nightly").remarks)
+
     def test_no_sampled_law_is_none_certified(self, four_tiers):
         four_tiers.add("T2.sequences.plain", NotApplicable("one row only"))
         assert check_backend(never, FLOAT32, tier="nightly").level == "exact"
