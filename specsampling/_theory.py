@@ -40,7 +40,7 @@ def expected_tokens(acceptance: float, lookahead: int) -> float:
         raise ValueError(f"`acceptance` must lie in 0 to 1, got {acceptance}")
     if lookahead < 0:
         raise ValueError(f"`lookahead` must not be negative, got {lookahead}")
-    if acceptance in (0, 1):
+    if lookahead == 0 or acceptance in (0, 1):
         return 1.0 + lookahead * acceptance
     # Of the two differences from one the upper has to be made without rounding the power first.
     return -math.expm1((lookahead + 1) * math.log(acceptance)) / (1 - acceptance)

@@ -376,7 +376,7 @@ def test_lookaheads_may_come_from_an_iterator():
 
 
 def test_costs_of_rounds_that_do_not_fit_are_not_measured():
-    with pytest.raises(ValueError, match="passes the target's context of 16 tokens"):
+    with pytest.raises(ValueError, match="shorter than the target's context of 16 tokens"):
         AdaptiveLookahead.measured(Short(TARGET, 0), DRAFT)
 
 
