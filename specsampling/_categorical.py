@@ -90,7 +90,7 @@ def boundaries(weights: Array) -> Array:
 
     The id drawn is the first whose entry is greater than the uniform times the last entry.
     """
-    if not is_host(weights):
+    if not is_host(weights):  # they do not warn, and `errstate` would break a graph of PyTorch's compiler in two
         return _running_sums(weights)
     with np.errstate(invalid="ignore"):  # a row of zeros, or with NaN, has no law
         return _running_sums(weights)

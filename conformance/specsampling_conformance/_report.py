@@ -153,7 +153,10 @@ class Report:
         below the tolerance; and how many checks were left to the nightly tier in some dtype.
         """
         lines = (
-            *(self._where_to_begin(), self._shortfall(), self._own_equations(), self._faintness()),
+            self._where_to_begin(),
+            self._shortfall(),
+            self._own_equations(),
+            self._faintness(),
             self._left_to_nightly(),
         )
         return [line for line in lines if line]
