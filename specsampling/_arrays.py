@@ -1,5 +1,6 @@
 """The few things the core does with arrays that the array API does not spell: where they live, and moving them."""
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from specsampling._model import Array
 __all__ = [
     "device",
     "fetch",
+    "first_true",
     "is_host",
     "is_watched",
     "marker",
@@ -61,7 +63,7 @@ def marker(x: Array) -> Array:
 def take_along_axis(x: Array, index: Array, axis: int) -> Array:
     """Return `x` gathered along `axis`, as the array API says."""
     if is_host(x) and x.ndim == 2 and axis == 1:  # NumPy's own is written in Python, and several times slower
-        return x[np.arange(x.shape[0])[:, None], index]
+        return x[_counting(x.shape[0])[:, None], index]
     xp = namespace(x)
     if array_api_compat.is_torch_array(index):  # PyTorch alone insists on 64-bit indices
         index = xp.astype(index, xp.int64, copy=False)
@@ -71,18 +73,34 @@ def take_along_axis(x: Array, index: Array, axis: int) -> Array:
 def pick(x: Array, ids: Array) -> Array:
     """Return ``x[b, t, ids[b, t]]``: ``(B, T, V)`` and ``(B, T)`` give ``(B, T)``."""
     if is_host(x):  # for speed, as above
-        return x[np.arange(x.shape[0])[:, None], np.arange(x.shape[1]), ids]
+        return x[_counting(x.shape[0])[:, None], _counting(x.shape[1]), ids]
     return take_along_axis(x, ids[:, :, None], -1)[:, :, 0]
 
 
 def take_rows(x: Array, index: Array) -> Array:
     """Return ``x[b, index[b], :]`` for every row b: ``(B, T, V)`` and ``(B,)`` give ``(B, V)``."""
     if is_host(x):  # for speed, as above
-        return x[np.arange(x.shape[0]), index]
+        return x[_counting(x.shape[0]), index]
     xp = namespace(x)
     batch_size, width, vocab_size = x.shape
     offsets = xp.arange(batch_size, device=device(index)) * width
     return xp.take(xp.reshape(x, (batch_size * width, vocab_size)), offsets + index, axis=0)
+
+
+@functools.lru_cache(maxsize=64)
+def _counting(stop: int) -> np.ndarray:
+    """Return 0 … `stop` - 1, made once."""
+    numbers = np.arange(stop)
+    numbers.flags.writeable = False
+    return numbers
+
+
+def first_true(flags: Array) -> Array:
+    """Return the index of the first True along the last axis, 0 where there is none."""
+    if is_host(flags):
+        return flags.argmax(axis=-1)
+    xp = namespace(flags)
+    return xp.argmax(xp.astype(flags, xp.int8), axis=-1)  # the standard has no argmax of booleans
 
 
 def is_host(x: Array) -> bool:

@@ -14,7 +14,7 @@ import math
 import array_api_compat
 import numpy as np
 
-from specsampling._arrays import is_host, namespace, pad_last
+from specsampling._arrays import first_true, is_host, namespace, pad_last
 from specsampling._model import Array
 
 __all__ = ["block_sums", "block_weights", "boundaries", "categorical_from_uniforms", "num_blocks", "num_levels"]
@@ -113,8 +113,7 @@ def _invert(bounds: Array, uniform: Array) -> Array:
     # A uniform of 1, which only a faulty source gives, must not pass the last id.
     uniform = xp.minimum(uniform, 1.0 - xp.finfo(bounds.dtype).eps / 2)
     threshold = uniform[..., None] * bounds[..., -1:]
-    # The first maximum is wanted. The standard has no argmax of booleans.
-    return xp.argmax(xp.astype(bounds > threshold, xp.int8), axis=-1)
+    return first_true(bounds > threshold)
 
 
 def block_sums(weights: Array, blocks: int) -> Array:

@@ -214,7 +214,7 @@ def _look_up(ahead: _DrawnAhead, row_ids: np.ndarray, rounds: np.ndarray, lookah
     if row_ids.tobytes() == ahead.row_ids.tobytes():
         offsets = rounds - ahead.first_rounds
         offset = int(offsets[0])
-        if 0 <= offset < num_rounds and (offsets == offset).all():
+        if 0 <= offset < num_rounds and not np.count_nonzero(offsets != offset):
             return _slots(ahead.uniforms[offset], ahead.lookahead, lookahead)
     order = np.argsort(ahead.row_ids)
     positions = order[np.minimum(np.searchsorted(ahead.row_ids, row_ids, sorter=order), order.size - 1)]

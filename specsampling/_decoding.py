@@ -303,12 +303,12 @@ class Decoder:
         state = self._drop_finished(state)
         limits = state.limits()
         output, carry = self._run_round(state, limits, lookahead)
-        state, info = commit_round(state._replace(carry=carry), output, limits, self.stop_rules, self.min_new_tokens)
+        state, info = commit_round(state, output, carry, limits, self.stop_rules, self.min_new_tokens)
         total = time.perf_counter() - began
         draft = self._draft_seconds - draft_before
         target = total if self._can_compile else self._metered_target.seconds - target_before
         times = PhaseTimes(draft=draft, target=target, other=total - draft - target)
-        return state._replace(permit=[True]), info._replace(times=times)
+        return state, info._replace(times=times)
 
     def _run_round(self, state: DecoderState, limits: np.ndarray, lookahead: int) -> tuple[RoundOutput, RoundCarry]:
         """Run the round over the rows that the caches hold, and fetch what the host needs to know."""

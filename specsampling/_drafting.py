@@ -198,7 +198,7 @@ class ModelDrafter:
         `propose` does this by itself where it sees host arrays. A compiled round calls it before the trace, with
         `traced_width`.
         """
-        held, lengths = self._span(context.lengths, to_host(state.num_held))
+        held, lengths = _span(context.lengths, to_host(state.num_held), self._max_length)
         return state if int((lengths - held).max()) <= width else self._fed(state, context, held, lengths)
 
     def _fed(
@@ -215,18 +215,21 @@ class ModelDrafter:
         self, state: ModelDrafterState, context: Context, lookahead: int, sampling: Sampling, randomness: Randomness
     ) -> tuple[Proposal, ModelDrafterState]:
         """Draw `lookahead` tokens per row, one after another, from the draft model's law under `sampling`."""
+        limit = self._max_length
         if is_host(context.lengths):
-            held, lengths = self._span(context.lengths, to_host(state.num_held))
-            if lookahead == 0 or (self._max_length is not None and not self._is_within(context.lengths).any()):
+            if limit is not None and int(context.lengths.max()) + lookahead <= limit + 1:
+                limit = None  # no row reaches it in this round
+            held, lengths = _span(context.lengths, to_host(state.num_held), limit)
+            if lookahead == 0 or (limit is not None and not (context.lengths <= limit).any()):
                 # Nothing to draw: what the cache lacks can wait, but not the news of what in it was not committed.
                 return _empty_proposal(context, lookahead), state._replace(num_held=held)
             width = int((lengths - held).max())
-            if width > self._widest_block(context, held):
+            if width > self.traced_width and width > self._widest_block(context, held):
                 state = self._fed(state, context, held, lengths)
-                held, lengths = self._span(context.lengths, to_host(state.num_held))
+                held, lengths = _span(context.lengths, to_host(state.num_held), limit)
                 width = int((lengths - held).max())
         else:
-            held, lengths = self._span(context.lengths, state.num_held)
+            held, lengths = _span(context.lengths, state.num_held, limit)
             width = self.traced_width
         xp = namespace(lengths)
         cache = self.model.rollback(state.cache, move(held, state.like))
@@ -256,11 +259,11 @@ class ModelDrafter:
             token = randomness.categorical(probs, Label(Purpose.DRAFT, slot))
             tokens.append(namespace(token).astype(token, namespace(token).int32, copy=False))
         num_held, num_tokens = lengths + max(lookahead - 1, 0), xp.full_like(lengths, lookahead)
-        if self._max_length is not None:
-            is_within = self._is_within(context.lengths)
+        if limit is not None:
+            is_within = context.lengths <= limit
             num_held = xp.where(is_within, num_held, held)
             # Token k + 1 is drawn after feeding the k before it: the last one proposed is never fed.
-            num_tokens = xp.where(is_within, xp.clip(self._max_length - lengths + 1, 0, lookahead), 0)
+            num_tokens = xp.where(is_within, xp.clip(limit - lengths + 1, 0, lookahead), 0)
         state = ModelDrafterState(cache, num_held, like)
         if lookahead == 0:
             return _empty_proposal(context, 0), state
@@ -277,19 +280,6 @@ class ModelDrafter:
         rollback = self.model.max_rollback
         return min(_WIDEST_SCORED_BLOCK, room, _WIDEST_SCORED_BLOCK if rollback is None else rollback)
 
-    def _is_within(self, lengths: Array) -> Array:
-        """Whether each row's text fits the model's context limit, where it has one."""
-        return lengths <= self._max_length
-
-    def _span(self, lengths: Array, num_held: Array) -> tuple[Array, Array]:
-        """Return, per row, how much of the cache is kept and up to what length the row is to be fed.
-
-        The last committed token is always fed again, for its logits. A row past the context limit stays as it is.
-        """
-        xp = namespace(lengths)
-        held = xp.minimum(num_held, lengths - 1)
-        return held, lengths if self._max_length is None else xp.where(self._is_within(lengths), lengths, held)
-
 
 def as_drafter(drafter: Any) -> Any:
     """Return `drafter`, with a ModelDrafter around what is a model."""
@@ -300,6 +290,16 @@ def as_drafter(drafter: Any) -> Any:
     if hasattr(drafter, "score"):
         return ModelDrafter(drafter)
     raise TypeError(f"`drafter` must be a Drafter, a Model or None, got {drafter!r}")
+
+
+def _span(lengths: Array, num_held: Array, limit: int | None) -> tuple[Array, Array]:
+    """Return, per row, how much of the cache is kept and up to what length the row is to be fed.
+
+    The last committed token is always fed again, for its logits. A row past the context limit stays as it is.
+    """
+    xp = namespace(lengths)
+    held = xp.minimum(num_held, lengths - 1)
+    return held, lengths if limit is None else xp.where(lengths <= limit, lengths, held)
 
 
 def _empty_proposal(context: Context, lookahead: int) -> Proposal:

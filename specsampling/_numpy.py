@@ -4,6 +4,7 @@ What :func:`specsampling._arrays.namespace` returns for NumPy's own arrays. A fu
 name gives for arrays; all other names are NumPy's.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +18,12 @@ __all__ = [
     "clip",
     "cumulative_prod",
     "cumulative_sum",
+    "finfo",
+    "iinfo",
     "isdtype",
     "max",
     "min",
+    "result_type",
     "stack",
     "sum",
     "take",
@@ -59,6 +63,11 @@ def _accumulation(ufunc: np.ufunc) -> Callable[..., Any]:
 
 cumulative_prod = _accumulation(np.multiply)
 cumulative_sum = _accumulation(np.add)
+
+# Of dtypes, whose answers do not change.
+finfo = functools.cache(np.finfo)
+iinfo = functools.cache(np.iinfo)
+result_type = functools.cache(np.result_type)
 
 
 def argmax(x: np.ndarray, /, *, axis: int, keepdims: bool = False) -> Any:

@@ -149,8 +149,8 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
     slots = xp.arange(lookahead, device=device(tokens))
     # A slot that holds no proposal, or an id that the target lacks, has probability zero and is rejected with
     # certainty: neither needs a mask of its own further on.
-    is_known = (slots < num_tokens[:, None]) & (tokens >= 0) & (tokens < vocab_size)
-    ids = xp.where(is_known, tokens, 0)
+    ids = xp.clip(tokens, 0, vocab_size - 1)
+    is_known = (slots < num_tokens[:, None]) & (ids == tokens)
     target_prob = xp.where(is_known, pick(target_probs[:, :lookahead, :], ids), 0.0)
     draft_prob = xp.ones_like(target_prob) if draft_probs is None else pick(draft_probs, ids)
     is_accepted = randomness.accept(target_prob, draft_prob, Label(Purpose.ACCEPT, 0))
@@ -159,13 +159,12 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
 
     weights = take_rows(target_probs, num_accepted)
     # Any slot will do where nothing was rejected: the residual is then not used.
-    rejected_slot = xp.where(num_accepted < lookahead, num_accepted, lookahead - 1)
+    rejected_slot = xp.minimum(num_accepted, lookahead - 1)
     if draft_probs is None:
         rejected = take_along_axis(tokens, rejected_slot[:, None], 1)
         residual = xp.where(xp.arange(vocab_size, device=device(tokens)) == rejected, 0.0, weights)
     else:
-        excess = weights - take_rows(draft_probs, rejected_slot)
-        residual = xp.where(excess > 0, excess, 0.0)
+        residual = xp.maximum(weights - take_rows(draft_probs, rejected_slot), 0.0)
     use_residual = (num_accepted < num_tokens) & (xp.max(residual, axis=-1) > 0)
     weights = xp.where(use_residual[:, None], residual, weights)
     next_token = randomness.categorical(weights, Label(Purpose.RESAMPLE, 0))

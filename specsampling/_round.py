@@ -297,7 +297,7 @@ def _proposes_nothing(proposal: Proposal, limits: Array) -> bool:
     """Return whether it is known on the host that no row has a proposal that it may use."""
     if not (is_host(proposal.num_tokens) and is_host(limits)):
         return False
-    return not ((proposal.num_tokens > 0) & (limits > 1)).any()
+    return not np.count_nonzero((proposal.num_tokens > 0) & (limits > 1))
 
 
 def _score(
@@ -307,31 +307,33 @@ def _score(
 
     Returns the proposed tokens, in the dtype of the committed ones, the logits and the cache.
     """
-    last = take_along_axis(context.tokens, context.lengths[:, None] - 1, 1)
-    last, rolled_back, tokens = (move(x, carry.like) for x in (last, context.lengths - 1, tokens))
+    num_held = context.lengths - 1
+    last = take_along_axis(context.tokens, num_held[:, None], 1)
+    last, num_held, tokens = (move(x, carry.like) for x in (last, num_held, tokens))
     xp = namespace(last)
     tokens = xp.astype(tokens, last.dtype, copy=False)
     # A drafter may know ids that the target lacks (`pad_vocab`); they have probability zero when they are verified, and
     # any valid id can stand in for them here, because nothing after a rejected token is read.
-    fed = xp.where((tokens >= 0) & (tokens < target.vocab_size), tokens, 0)
-    cache = target.rollback(carry.target_cache, rolled_back)
+    fed = xp.clip(tokens, 0, target.vocab_size - 1)
+    cache = target.rollback(carry.target_cache, num_held)
     return (tokens, *target.score(cache, xp.concat([last, fed[:, :num_fed]], axis=1)))
 
 
 def _bad_slots(proposal: Proposal, target_probs: Array, limits: Array, slots: Array) -> tuple[Array, Array]:
     """Return, per row, the first slot in use whose target row, and whose draft row, is no law; -1 for none."""
     xp = namespace(target_probs)
-    num_tokens, draft_probs = proposal.num_tokens[:, None], proposal.probs
-    is_used = (slots <= num_tokens) & (limits[:, None] > 0)
+    num_tokens, draft_probs = proposal.num_tokens, proposal.probs
     # `to_probs` makes a row without a law NaN throughout, so that its first entry tells. A drafter's rows may come from
     # anywhere: NaN or infinity in any entry shows in the sum.
-    bad_target_slot = _first(xp.isnan(target_probs[:, :, 0]) & is_used, slots)
-    if draft_probs is None or draft_probs.shape[1] == 0:
-        return bad_target_slot, xp.full_like(bad_target_slot, -1)
-    slots = slots[:-1]
-    with np.errstate(over="ignore"):  # of what stands in slots that are not in use
-        mass = xp.sum(draft_probs, axis=-1)
-    return bad_target_slot, _first(~xp.isfinite(mass) & (slots < num_tokens), slots)
+    is_bad = [xp.isnan(target_probs[:, :, 0])]
+    if draft_probs is not None and draft_probs.shape[1]:
+        with np.errstate(over="ignore"):  # of what stands in slots that are not in use
+            is_bad.append(~xp.isfinite(xp.sum(draft_probs, axis=-1)))
+    none = xp.full_like(num_tokens, -1)
+    if is_host(target_probs) and not any(map(np.count_nonzero, is_bad)):
+        return none, none
+    bad_target_slot = _first(is_bad[0] & (limits[:, None] > 0), slots, num_tokens + 1)
+    return bad_target_slot, _first(is_bad[1], slots[:-1], num_tokens) if len(is_bad) > 1 else none
 
 
 def _checked_answer(answer: Any, batch_size: int, lookahead: int) -> tuple[Proposal, Any]:
@@ -367,11 +369,11 @@ def _ban(logits: Array, end_bans: Array, end_tokens: tuple[int, ...]) -> Array:
     return xp.where(is_banned, xp.asarray(-xp.inf, dtype=logits.dtype, device=device(logits)), logits)
 
 
-def _first(flags: Array, slots: Array) -> Array:
-    """Return the slot of the first True of each row of ``(B, n)`` flags, or -1."""
+def _first(flags: Array, slots: Array, num_used: Array) -> Array:
+    """Return the slot of the first True of each row of ``(B, n)`` flags, of which ``num_used[b]`` count, or -1."""
     xp = namespace(flags)
     width = flags.shape[1]
-    first = xp.min(xp.where(flags, slots, width), axis=1)
+    first = xp.min(xp.where(flags & (slots < num_used[:, None]), slots, width), axis=1)
     return xp.where(first < width, first, -1)
 
 

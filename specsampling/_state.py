@@ -1,6 +1,6 @@
 """A batch between two rounds, and how a round's tokens become part of it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class DecoderState(NamedTuple):
     @property
     def is_done(self) -> bool:
         """Whether every row has finished."""
-        return not (self.status == RUNNING).any()
+        return bool(np.count_nonzero(self.status) == self.status.size)
 
     def new_tokens(self, row: int) -> list[int]:
         """Return the tokens that `row` has committed after its prompt."""
@@ -81,13 +81,19 @@ class DecoderState(NamedTuple):
 
     def limits(self) -> np.ndarray:
         """Return how many tokens each of `rows` may still emit; 0 once it has finished."""
-        rows = self.rows
-        left = self.max_new_tokens[rows] - (self.lengths[rows] - self.prompt_lengths[rows])
-        return np.where(self.status[rows] == RUNNING, left, 0).astype(np.int32)
+        left: np.ndarray = self.max_new_tokens - self.lengths + self.prompt_lengths
+        left[self.status != RUNNING] = 0
+        limits: np.ndarray = left[self.rows]
+        return limits
 
 
 def commit_round(
-    state: DecoderState, output: RoundOutput, limits: np.ndarray, stop_rules: StopRules, min_new_tokens: int
+    state: DecoderState,
+    output: RoundOutput,
+    carry: RoundCarry,
+    limits: np.ndarray,
+    stop_rules: StopRules,
+    min_new_tokens: int,
 ) -> tuple[DecoderState, RoundInfo]:
     """Write a round's tokens down, up to where each row ends, and report.
 
@@ -97,6 +103,8 @@ def commit_round(
         The batch before the round, its text unchanged since. Must not be used again.
     output : RoundOutput
         What the round returned for ``state.rows``, on the host.
+    carry : RoundCarry
+        The caches after the round.
     limits : ndarray
         What the round was told of them: ``state.limits()``.
     stop_rules : StopRules
@@ -107,7 +115,7 @@ def commit_round(
     Returns
     -------
     DecoderState
-        The batch after the round, with the caches it had before.
+        The batch after the round.
     RoundInfo
         What the round did, times left at zero.
 
@@ -117,44 +125,51 @@ def commit_round(
         If a row of logits had no law; nothing is written then.
     """
     _check_finite(state, output, min_new_tokens)
-    active = np.nonzero(limits)[0]
-    rows = state.rows[active]
+    unfinished = np.nonzero(limits)[0]
+    rows = state.rows[unfinished]
+    active, index = _index(unfinished, limits.size), _index(rows, state.lengths.size)
     block = output.tokens[active]
     num_accepted = output.num_accepted[active].astype(np.int64)
     num_proposed = output.num_proposed[active].astype(np.int64)
-    starts, prompts = state.lengths[rows], state.prompt_lengths[rows]
+    starts, prompts = state.lengths[index], state.prompt_lengths[index]
     slots = np.arange(block.shape[1])
     state.tokens[rows[:, None], starts[:, None] + slots] = block
     num_emitted, is_stopped = stop_rules.commit(state.tokens, rows, prompts, starts, num_accepted + 1)
     num_tested = np.minimum(np.minimum(num_accepted + 1, num_proposed), num_emitted)
-    reasons = np.where(is_stopped, STOP, np.where(num_emitted == limits[active], LENGTH, RUNNING))
+    reasons = np.where(num_emitted == limits[active], LENGTH, RUNNING)
+    reasons[is_stopped] = STOP
 
     lengths, status, rounds = state.lengths.copy(), state.status.copy(), state.rounds.copy()
-    lengths[rows] += num_emitted.astype(lengths.dtype)
-    status[rows] = reasons
-    rounds[rows] += 1
+    lengths[index] += num_emitted
+    status[index] = reasons
+    rounds[index] += 1
     is_tested = slots[:-1] < num_tested[:, None]
     info = RoundInfo(
         lookahead=block.shape[1] - 1,
         rows=rows,
-        tokens=np.where(slots < num_emitted[:, None], block, 0),
+        tokens=block * (slots < num_emitted[:, None]),
         num_emitted=num_emitted,
         num_proposed=num_proposed,
         num_tested=num_tested,
         num_accepted=np.minimum(num_accepted, num_emitted),
-        overlap=np.where(is_tested, output.overlap[active], 0.0).sum(axis=1, dtype=np.float64),
+        overlap=np.add.reduce(output.overlap[active], axis=1, dtype=np.float64, where=is_tested),
         logprobs=None if output.logprobs is None else output.logprobs[active],
         finish_reasons=REASONS[reasons],
         draft_calls=int(output.draft_calls),
         is_point_mass=bool(output.is_point_mass),
         times=PhaseTimes(),
     )
-    return state._replace(lengths=lengths, status=status, rounds=rounds), info
+    return state._replace(lengths=lengths, status=status, rounds=rounds, carry=carry, permit=[True]), info
+
+
+def _index(rows: np.ndarray, num_rows: int) -> Any:
+    """Return an index of `rows`, which are in order: a slice, which takes no copies, where they are all there are."""
+    return slice(None) if rows.size == num_rows else rows
 
 
 def _check_finite(state: DecoderState, output: RoundOutput, min_new_tokens: int) -> None:
     for model, slots in (("draft", output.bad_draft_slot), ("target", output.bad_target_slot)):
-        if slots.max() < 0:
+        if not np.count_nonzero(slots >= 0):
             continue
         index = int(np.argmax(slots >= 0))
         row = int(state.rows[index])
