@@ -50,13 +50,16 @@ class PromptLookup:
         Longest n-gram to look for; longer matches are preferred.
     min_ngram : int, default: 1
         Shortest n-gram that is enough to propose.
+    block_ngram : int, default: 1
+        Shortest n-gram that is enough to propose more than one token. With 2, a match of the last token alone costs the
+        target a block of two tokens and not one of K + 1, of which little would be accepted.
 
     Raises
     ------
     TypeError
-        If either is not an integer.
+        If one of them is not an integer.
     ValueError
-        Unless ``1 <= min_ngram <= max_ngram``.
+        Unless ``1 <= min_ngram <= max_ngram``, or if `block_ngram` is below 1.
 
     Notes
     -----
@@ -81,9 +84,10 @@ class PromptLookup:
 
     ignores_sampling = True
 
-    def __init__(self, *, max_ngram: int = 3, min_ngram: int = 1) -> None:
+    def __init__(self, *, max_ngram: int = 3, min_ngram: int = 1, block_ngram: int = 1) -> None:
         self.max_ngram = as_count("max_ngram", max_ngram, minimum=1)
         self.min_ngram = as_count("min_ngram", min_ngram, minimum=1)
+        self.block_ngram = as_count("block_ngram", block_ngram, minimum=1)
         if min_ngram > max_ngram:
             raise ValueError(f"`min_ngram` must be at most `max_ngram`, got {min_ngram} and {max_ngram}")
 
@@ -108,15 +112,13 @@ class PromptLookup:
             start = max(0, state.num_indexed[row] - self.max_ngram)
             recent = all_tokens[row, start:length].tolist()
             self._extend(state, row, recent, start, length)
-            source = self._find(state.rows[row], recent) if lookahead else None
-            if source is None:
-                continue
-            draft = all_tokens[row, source : min(length, source + lookahead)].tolist()
+            source, count = self._find(state.rows[row], recent, lookahead)
+            draft = all_tokens[row, source : min(length, source + count)].tolist()
             period = length - source
-            while len(draft) < lookahead:
+            while len(draft) < count:
                 draft.append(draft[len(draft) - period])
-            tokens[row] = draft
-            num_tokens[row] = lookahead
+            tokens[row, :count] = draft
+            num_tokens[row] = count
         return Proposal(tokens, num_tokens, None), state
 
     def select(self, state: PromptLookupState, rows: np.ndarray) -> PromptLookupState:
@@ -132,9 +134,10 @@ class PromptLookup:
                 index[tuple(recent[end - size - start : end - start])] = end
         state.num_indexed[row] = max(state.num_indexed[row], length - 1)
 
-    def _find(self, index: dict[tuple[int, ...], int], recent: list[int]) -> int | None:
+    def _find(self, index: dict[tuple[int, ...], int], recent: list[int], lookahead: int) -> tuple[int, int]:
+        """Return from where to copy, and how many tokens: none without a match."""
         for size in range(min(self.max_ngram, len(recent)), self.min_ngram - 1, -1):
             source = index.get(tuple(recent[-size:]))
             if source is not None:
-                return source
-        return None
+                return source, lookahead if size >= self.block_ngram else min(1, lookahead)
+        return 0, 0

@@ -156,7 +156,7 @@ def decode_round(
 
     Pure and static in shape, so that it can be jitted, compiled or captured as it stands; nothing in it looks at a
     value on the host, unless it is there already: then the drafter's first block is as wide as it needs to be, and
-    where no row has a proposal the target is fed one token instead of K + 1.
+    where no row proposes more than one token the target is fed two instead of K + 1, and one where none does.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ def decode_round(
     proposal, drafter_state = _propose(drafter, carry.drafter_state, context, lookahead, settings, randomness)
     draft_calls = getattr(drafter, "num_calls", 0) - calls_before
 
-    num_fed = 0 if _proposes_nothing(proposal, limits) else lookahead
+    num_fed = _num_fed(proposal, limits, lookahead)
     tokens, logits, cache = _score(target, carry, context, proposal.tokens, num_fed)
     like, logits = marker(logits), workable(logits)
     if is_host(logits):
@@ -240,9 +240,7 @@ def decode_round(
     target_probs = to_probs(processed_logits, sampling)
     if num_fed < lookahead:
         # Slots that nobody reads, so that verification asks for the same random decisions as ever.
-        logits, target_probs = (
-            xp.broadcast_to(x, (x.shape[0], lookahead + 1, x.shape[2])) for x in (logits, target_probs)
-        )
+        logits, target_probs = (_widened(x, lookahead + 1) for x in (logits, target_probs))
     draft_probs, padded_probs = proposal.probs, target_probs
     if draft_probs is not None:
         vocab_size = max(target_probs.shape[-1], draft_probs.shape[-1])
@@ -293,11 +291,16 @@ def _propose(
     return _checked_answer(answer, batch_size, lookahead)
 
 
-def _proposes_nothing(proposal: Proposal, limits: Array) -> bool:
-    """Return whether it is known on the host that no row has a proposal that it may use."""
-    if not (is_host(proposal.num_tokens) and is_host(limits)):
-        return False
-    return not np.count_nonzero((proposal.num_tokens > 0) & (limits > 1))
+def _num_fed(proposal: Proposal, limits: Array, lookahead: int) -> int:
+    """Return how many of the proposed tokens the target is to score: K, unless the host knows that fewer will do.
+
+    Two shorter blocks are enough, and each width is compiled once: none where no row may use a proposal, one where no
+    row may use more.
+    """
+    if lookahead < 1 or not (is_host(proposal.num_tokens) and is_host(limits)):
+        return lookahead
+    most = int(np.minimum(proposal.num_tokens, limits - 1).max())
+    return max(most, 0) if most < 2 else lookahead
 
 
 def _score(
@@ -317,6 +320,16 @@ def _score(
     fed = xp.clip(tokens, 0, target.vocab_size - 1)
     cache = target.rollback(carry.target_cache, num_held)
     return (tokens, *target.score(cache, xp.concat([last, fed[:, :num_fed]], axis=1)))
+
+
+def _widened(x: Array, width: int) -> Array:
+    """Return ``(B, T, V)`` with its last row repeated up to `width` rows."""
+    xp = namespace(x)
+    batch_size, held, vocab_size = x.shape
+    if held == 1:
+        return xp.broadcast_to(x, (batch_size, width, vocab_size))
+    last = xp.broadcast_to(x[:, -1:, :], (batch_size, width - held, vocab_size))
+    return xp.concat([x, last], axis=1)
 
 
 def _bad_slots(proposal: Proposal, target_probs: Array, limits: Array, slots: Array) -> tuple[Array, Array]:

@@ -227,7 +227,7 @@ def make_modes(arguments: argparse.Namespace, ends: list[int]) -> tuple[dict[str
         extra: dict[str, Any] = {"packed": {"pack_weights": True}, "compiled": {"compile": True}}.get(variant, {})
         ours = {name: TorchModel.from_pretrained(path, **options, **extra) for name, path in paths.items()}
         modes[f"{variant} plain"] = Ours(ours["target"], None, 0, ends)
-        lookup = specsampling.PromptLookup()
+        lookup = specsampling.PromptLookup(block_ngram=2)
         modes[f"{variant} lookup"] = Ours(ours["target"], lookup, arguments.lookup, ends)
         modes[f"{variant} lookup, adaptive"] = Ours(ours["target"], lookup, None, ends)
         if arguments.draft:

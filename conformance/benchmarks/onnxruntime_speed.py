@@ -235,7 +235,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(arguments.target)
     end_token = tokenizer.eos_token_id
     ours = Ours(target, draft, end_token)
-    drafters: dict[str, Any] = {"plain": None, "lookup": specsampling.PromptLookup()}
+    drafters: dict[str, Any] = {"plain": None, "lookup": specsampling.PromptLookup(block_ngram=2)}
     drafters |= {} if draft is None else {"draft": draft}
     num_tokens = arguments.max_new_tokens
     runs: list[dict[str, Any]] = []

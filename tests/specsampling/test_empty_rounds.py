@@ -1,4 +1,4 @@
-"""Rounds in which no row has a proposal: the target is fed one token, and nothing else changes."""
+"""Rounds in which no row has more than one proposed token: the target is fed two or one, and nothing else changes."""
 
 from typing import Any
 
@@ -75,30 +75,34 @@ def proposal_of(num_tokens: list[int], vocab_size: int | None) -> Proposal:
     ("num_tokens", "limits", "width"),
     [
         ([0, 0], [5, 5], 1),
-        ([0, 1], [5, 5], LOOKAHEAD + 1),
+        ([0, 1], [5, 5], 2),
+        ([1, 2], [5, 2], 2),
+        ([1, 2], [5, 3], LOOKAHEAD + 1),
         ([3, 3], [1, 1], 1),  # the last token of each row
         ([3, 3], [1, 0], 1),
-        ([3, 3], [1, 2], LOOKAHEAD + 1),
+        ([3, 3], [1, 2], 2),
+        ([3, 3], [2, 3], LOOKAHEAD + 1),
         ([0, 3], [5, 0], 1),  # the row that proposes has finished
         ([-1, 0], [5, 5], 1),
     ],
     ids=str,
 )
-def test_one_token_is_fed_where_no_row_has_a_proposal_that_it_may_use(num_tokens, limits, width):
+def test_no_more_is_fed_than_one_proposed_token_where_no_row_may_use_more(num_tokens, limits, width):
     _, widths = run(proposal_of(num_tokens, None), limits, seed=0)
     assert widths == [width]
 
 
 @pytest.mark.parametrize("vocab_size", [None, 3, 5])
 @pytest.mark.parametrize("logprobs", [None, "raw", "processed"])
-def test_what_comes_out_is_what_a_full_block_gives(vocab_size, logprobs, monkeypatch):
-    empty = proposal_of([0, 0, 0], vocab_size)
+@pytest.mark.parametrize("num_tokens", [[0, 0, 0], [1, 3, 0]], ids=str)
+def test_what_comes_out_is_what_a_full_block_gives(num_tokens, vocab_size, logprobs, monkeypatch):
+    proposal = proposal_of(num_tokens, vocab_size)
     options = {"logprobs": logprobs, "validate": True, "sampling": Sampling(temperature=[0.0, 0.7, 1.0])}
-    short = [run(empty, [5, 1, 2], seed, **options) for seed in range(20)]
-    monkeypatch.setattr("specsampling._round._proposes_nothing", lambda *_: False)
-    whole = [run(empty, [5, 1, 2], seed, **options) for seed in range(20)]
-    for (got, one), (expected, block) in zip(short, whole, strict=True):
-        assert (one, block) == ([1], [LOOKAHEAD + 1])
+    short = [run(proposal, [5, 2, 2], seed, **options) for seed in range(20)]
+    monkeypatch.setattr("specsampling._round._num_fed", lambda *_: LOOKAHEAD)
+    whole = [run(proposal, [5, 2, 2], seed, **options) for seed in range(20)]
+    for (got, few), (expected, block) in zip(short, whole, strict=True):
+        assert (few, block) == ([1 + num_tokens[0]], [LOOKAHEAD + 1])
         for name in ("tokens", "num_proposed", "num_accepted", "bad_target_slot", "bad_draft_slot"):
             np.testing.assert_array_equal(getattr(got, name), getattr(expected, name))
         assert got.is_point_mass == expected.is_point_mass == (vocab_size is None)
@@ -106,7 +110,12 @@ def test_what_comes_out_is_what_a_full_block_gives(vocab_size, logprobs, monkeyp
         assert (got.logprobs is None) == (logprobs is None)
         if logprobs is not None:
             assert got.logprobs.shape == expected.logprobs.shape == (3, LOOKAHEAD + 1)
-            np.testing.assert_array_equal(got.logprobs[:, 0], expected.logprobs[:, 0])
+            for row, count in enumerate(got.num_accepted):
+                np.testing.assert_array_equal(got.logprobs[row, : count + 1], expected.logprobs[row, : count + 1])
+        for row, count in enumerate(got.num_proposed):
+            np.testing.assert_array_equal(got.overlap[row, :count], expected.overlap[row, :count])
+    accepted = sum(got.num_accepted for got, _ in short)
+    assert (accepted > 0).any() == (sum(num_tokens) > 0)
 
 
 def test_the_same_random_decisions_are_asked_for():
@@ -141,8 +150,9 @@ def test_prompt_lookup_costs_no_wider_blocks_where_nothing_matches():
     generate(target, PromptLookup(), [0], max_new_tokens=8, lookahead=LOOKAHEAD)
     assert target.widths == [1] * 8
     target.widths.clear()
-    result = generate(target, PromptLookup(), [0], max_new_tokens=13, lookahead=LOOKAHEAD)
-    assert target.widths == [1] * 8 + [4, 1]
+    result = generate(target, PromptLookup(block_ngram=2), [0], max_new_tokens=13, lookahead=LOOKAHEAD)
+    # One token was seen before, then two in a row.
+    assert target.widths == [1] * 8 + [2, 3 + 1]
     assert result.tokens == [[(1 + step) % 8 for step in range(13)]]
 
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from specsampling import Context, PromptLookup, Sampling, generate
 
 
-def search(text, lookahead, max_ngram, min_ngram):
+def search(text, lookahead, max_ngram, min_ngram, block_ngram):
     """Find the last earlier occurrence of the longest possible suffix, and copy what follows it, over itself."""
     for size in range(min(max_ngram, len(text)), min_ngram - 1, -1):
         for end in range(len(text) - 1, size - 1, -1):
             if text[end - size : end] == text[len(text) - size :]:
                 copied = list(text)
-                for offset in range(lookahead):
+                for offset in range(lookahead if size >= block_ngram else min(lookahead, 1)):
                     copied.append(copied[end + offset])
                 return copied[len(text) :]
     return []
@@ -44,9 +44,9 @@ def histories(draw):
     return rounds
 
 
-@given(histories(), st.integers(0, 5), st.integers(1, 4), st.integers(1, 4))
-def test_proposals_are_what_a_search_of_the_whole_text_finds(rounds, lookahead, first, second):
-    sizes = {"max_ngram": max(first, second), "min_ngram": min(first, second)}
+@given(histories(), st.integers(0, 5), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5))
+def test_proposals_are_what_a_search_of_the_whole_text_finds(rounds, lookahead, first, second, block_ngram):
+    sizes = {"max_ngram": max(first, second), "min_ngram": min(first, second), "block_ngram": block_ngram}
     drafter = PromptLookup(**sizes)
     state = drafter.init(len(rounds[0]), 64)
     for texts in rounds:
@@ -58,6 +58,14 @@ def test_rows_without_a_match_propose_nothing():  # fault #61
     drafter = PromptLookup()
     drafts, _ = propose(drafter, drafter.init(3, 16), [[1, 2, 3], [4], [5, 6, 5]], 2)
     assert drafts == [[], [], [6, 5]]
+
+
+def test_a_match_shorter_than_asked_for_proposes_one_token():
+    texts = [[5, 6, 7, 5], [5, 6, 7, 5, 6]]
+    for block_ngram, drafts in ((1, [[6, 7, 5], [7, 5, 6]]), (2, [[6], [7, 5, 6]]), (3, [[6], [7]])):
+        drafter = PromptLookup(block_ngram=block_ngram)
+        assert propose(drafter, drafter.init(2, 16), texts, 3)[0] == drafts
+        assert propose(drafter, drafter.init(2, 16), texts, 0)[0] == [[], []]
 
 
 def test_a_period_is_drafted_to_the_full_lookahead():
@@ -127,7 +135,7 @@ def test_dropped_rows_take_their_index_with_them():
     kept = drafter.select(state, np.array([2, 1]))
     assert kept.num_indexed == [2, 4]
     drafts, _ = propose(drafter, kept, [texts[2] + [6], texts[1] + [4]], 2)
-    assert drafts == [search(texts[2] + [6], 2, 3, 1), search(texts[1] + [4], 2, 3, 1)]
+    assert drafts == [search(texts[2] + [6], 2, 3, 1, 1), search(texts[1] + [4], 2, 3, 1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +144,7 @@ def test_dropped_rows_take_their_index_with_them():
         ({"max_ngram": 0}, ValueError, "`max_ngram` must be at least 1, got 0"),
         ({"min_ngram": 0}, ValueError, "`min_ngram` must be at least 1, got 0"),
         ({"min_ngram": 4}, ValueError, "`min_ngram` must be at most `max_ngram`, got 4 and 3"),
+        ({"block_ngram": 0}, ValueError, "`block_ngram` must be at least 1, got 0"),
         ({"max_ngram": 2.0}, TypeError, "`max_ngram` must be an integer, got 2.0"),
         ({"min_ngram": "1"}, TypeError, "`min_ngram` must be an integer, got '1'"),
     ],
