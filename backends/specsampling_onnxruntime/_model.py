@@ -212,7 +212,8 @@ class OnnxModel:
         """
         checked_sizes(batch_size, capacity)
         self._check_batch_size(batch_size)
-        return OnnxCache(new_store(self._runner, batch_size), np.zeros(batch_size, dtype=np.int64), capacity)
+        store = new_store(self._runner, batch_size, capacity)
+        return OnnxCache(store, np.zeros(batch_size, dtype=np.int64), capacity)
 
     def _check_batch_size(self, batch_size: int) -> None:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:

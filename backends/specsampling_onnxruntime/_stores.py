@@ -81,10 +81,11 @@ class Store(Protocol):
         ...
 
 
-def new_store(runner: Runner, batch_size: int) -> Store:
-    """Return an empty store for the runner's layout."""
-    stores: dict[str, Any] = {IN_PLACE: BufferStore, SHARED_BUFFER: BufferStore}
-    stores |= {PAST_AND_PRESENT: PastStore, NO_CACHE: TokenStore}
+def new_store(runner: Runner, batch_size: int, capacity: int) -> Store:
+    """Return an empty store for the runner's layout, of which no more than `capacity` tokens a row are asked."""
+    if runner.layout.kind in (IN_PLACE, SHARED_BUFFER):
+        return BufferStore(runner, batch_size, capacity)
+    stores: dict[str, Any] = {PAST_AND_PRESENT: PastStore, NO_CACHE: TokenStore}
     store: Store = stores[runner.layout.kind](runner, batch_size)
     return store
 
@@ -93,11 +94,12 @@ class BufferStore:
     """Buffers bound as input and as output, so that a block is written into them and nothing is copied.
 
     Attention's work grows with the buffer. So a buffer holds little more than the longest row, and is replaced by one a
-    quarter larger when the row has outgrown it: copies then cost a fraction of what was computed in between.
+    quarter larger when the row has outgrown it: copies then cost a fraction of what was computed in between. Where the
+    row may not grow by more than that, it is given all it may need and nothing is copied.
     """
 
-    def __init__(self, runner: Runner, batch_size: int) -> None:
-        self._runner, self._batch_size = runner, batch_size
+    def __init__(self, runner: Runner, batch_size: int, capacity: int) -> None:
+        self._runner, self._batch_size, self._capacity = runner, batch_size, capacity
         self._bind([runner.device.zeros((batch_size, c.heads, 0, c.size), c.dtype) for c in runner.layout.caches])
         self._size = 0
 
@@ -136,6 +138,8 @@ class BufferStore:
 
     def _grow(self, held: int, span: int) -> None:
         size = max(span, self._size + self._size // 4)
+        if self._capacity <= span + span // 4:
+            size = self._capacity
         size += -size % _SMALLEST
         device = self._runner.device
         if held == 0:
@@ -154,7 +158,7 @@ class BufferStore:
 
     def select(self, rows: Ints, lengths: Ints) -> "BufferStore":  # noqa: ARG002 (other stores need them)
         """Return a store of some rows; see `Store`."""
-        chosen = BufferStore(self._runner, len(rows))
+        chosen = BufferStore(self._runner, len(rows), self._capacity)
         chosen._bind([self._runner.device.take_rows(buffer, rows) for buffer in self.buffers])
         chosen._size = self._size
         return chosen

@@ -107,6 +107,18 @@ def test_a_step_in_a_large_cache_costs_memory_by_its_text_and_not_by_its_capacit
     assert len(set(sizes)) <= 5
 
 
+@pytest.mark.parametrize(("capacity", "sizes"), [(220, [256, 256]), (230, [192, 256]), (1000, [192, 256])])
+def test_a_buffer_never_grows_where_its_first_text_needs_most_of_the_capacity(
+    load_layout: Callable[..., OnnxModel], capacity: int, sizes: list[int]
+) -> None:
+    model, found = load_layout("built"), []
+    cache = model.init_cache(1, capacity)
+    for block in (180, 40):
+        _, cache = model.score(cache, np.ones((1, block), dtype=np.int64), num_logits=0)
+        found.append(cache.store.buffers[0].shape()[2])
+    assert found == sizes
+
+
 def test_a_buffer_that_grew_holds_no_value_that_could_spoil_a_sum(load_layout: Callable[..., OnnxModel]) -> None:
     model = load_layout("built")
     _, cache = model.score(model.init_cache(1, 500), np.ones((1, 60), dtype=np.int64), num_logits=0)
