@@ -224,7 +224,7 @@ class ModelDrafter:
                 # Nothing to draw: what the cache lacks can wait, but not the news of what in it was not committed.
                 return _empty_proposal(context, lookahead), state._replace(num_held=held)
             width = int((lengths - held).max())
-            if width > self.traced_width and width > self._widest_block(context, held):
+            if width > 1 and width > self._widest_block(context, held):
                 state = self._fed(state, context, held, lengths)
                 held, lengths = _span(context.lengths, to_host(state.num_held), limit)
                 width = int((lengths - held).max())

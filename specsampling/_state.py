@@ -153,7 +153,7 @@ def commit_round(
         num_tested=num_tested,
         num_accepted=np.minimum(num_accepted, num_emitted),
         overlap=np.add.reduce(output.overlap[active], axis=1, dtype=np.float64, where=is_tested),
-        logprobs=None if output.logprobs is None else output.logprobs[active],
+        logprobs=None if output.logprobs is None else output.logprobs[unfinished],  # the caller's own
         finish_reasons=REASONS[reasons],
         draft_calls=int(output.draft_calls),
         is_point_mass=bool(output.is_point_mass),

@@ -10,6 +10,7 @@ counts is the *decode rate*: tokens after a mode's first emission, divided by th
 Rates are compared prompt by prompt; the tables give medians over prompts, with quartiles. Every text ends at the end
 token or at `--max-new-tokens`. Both sides run the same weights; transformers has its own defaults, but for the number
 of tokens looked up, which it has none for, and beside its own schedule for drafts a constant one of K tokens.
+Our prompt lookup proposes a block only where two tokens or more match (`block_ngram=2`).
 """
 
 import argparse

@@ -7,11 +7,12 @@ r"""Decode the same prompts with this library and with onnxruntime-genai, side b
 For each group of prompts all ways of decoding take turns, so that whatever else the machine does meets all alike:
 ``session loop`` is greedy decoding written by hand around one session with bound buffers; ``plain``, ``lookup`` and
 ``draft`` are this library's at batch 1 and at the whole group; ``genai …`` are onnxruntime-genai's, which decode one
-text at a time. All are greedy, run the same float32 weights and end a text where the model does. What is timed begins
-once the prompt is in the target's cache and ends with the last token; medians are over groups, ratios are taken within
-a group. ``overhead`` is the time of a way of decoding over that of its session runs, ``accepted`` the part of tested
-tokens that was, and ``expected`` the gain that `specsampling.expected_speedup` finds from that and from what a block
-and a draft's step cost, which the ladder measures. Without ``--draft`` and ``--genai`` what needs them is left out.
+text at a time. Our lookup proposes a block only where two tokens or more match (`block_ngram=2`). All are greedy, run
+the same float32 weights and end a text where the model does. What is timed begins once the prompt is in the target's
+cache and ends with the last token; medians are over groups, ratios are taken within a group. ``overhead`` is the time
+of a way of decoding over that of its session runs, ``accepted`` the part of tested tokens that was, and ``expected``
+the gain that `specsampling.expected_speedup` finds from that and from what a block and a draft's step cost, which the
+ladder measures. Without ``--draft`` and ``--genai`` what needs them is left out.
 Run it on an otherwise idle machine.
 """
 

@@ -213,6 +213,17 @@ def test_finished_row_with_a_full_cache_does_not_stop_one_that_lags(toys):
         check_laws(toys, model, batch.texts, batch.propose(2))
 
 
+def test_two_missing_tokens_are_no_block_where_another_row_has_no_room_for_it(toys):
+    model = toys.random_table(5, order=2)
+    drafter, texts = ModelDrafter(model), [[1, 2, 3, 4], [0, 1, 2]]
+    context = Context(np.array([[1, 2, 3, 4], [0, 1, 2, 0]]), np.array([4, 3]))
+    _, cache = model.score(model.init_cache(2, 4), np.array([[1, 2, 3], [0, 4, 0]]), num_logits=0)
+    state = drafter.init(2, 4)._replace(cache=model.rollback(cache, np.array([3, 1])), num_held=np.array([3, 1]))
+    randomness = CounterSource(0).begin_round([0, 1], [0, 0], 1)
+    proposal, _ = drafter.propose(state, context, 1, SETTINGS, randomness)
+    check_laws(toys, model, texts, proposal)
+
+
 def test_select_is_there_only_if_the_model_has_it(toys):
     assert not hasattr(ModelDrafter(toys.Strict(toys.random_table(5), select=False)), "select")
     model = toys.random_table(5, order=3)

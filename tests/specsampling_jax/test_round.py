@@ -90,6 +90,14 @@ def test_compiled_rounds_give_the_tokens_of_eager_ones_and_of_numpy(pair: Any, n
             assert getattr(compiled.stats, name) == getattr(eager.stats, name), name
 
 
+def test_what_a_round_reports_is_the_callers_own(pair: Any):
+    decoder = Decoder(pair[0], pair[1], lookahead=2, logprobs="raw", validate=True)  # not compiled
+    _, info = decoder.step(decoder.init(PROMPTS, max_new_tokens=8))
+    for name, value in info._asdict().items():
+        if isinstance(value, np.ndarray):
+            assert value.flags.writeable, name  # JAX's memory is not to be written to
+
+
 @pytest.mark.parametrize("drafter", ["model", "numpy model"])
 def test_the_drafts_own_settings_and_calls_reach_the_compiled_round(pair: Any, numpy_pair: Any, drafter: str):
     draft = pair[1] if drafter == "model" else numpy_pair[1]
