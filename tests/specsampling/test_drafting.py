@@ -165,6 +165,16 @@ def test_rows_near_the_context_limit_propose_fewer_and_past_it_none(toys, lookah
         batch.accept(proposal, [1, 0, 0, 0, 0, 0])
 
 
+@pytest.mark.parametrize("length", range(4, 11))
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_a_row_alone_proposes_up_to_the_context_limit(toys, lookahead, length):  # fault #57, #59
+    model = nan_past(8)
+    batch = Texts(ModelDrafter(model), [[1] * length])
+    proposal = batch.propose(lookahead)
+    assert proposal.num_tokens.tolist() == [min(lookahead, max(0, 8 - length + 1))]
+    check_laws(toys, model, batch.texts, proposal)
+
+
 def test_draft_that_no_row_fits_is_left_alone(toys):  # fault #59
     model = toys.Strict(toys.random_table(5), max_length=4)
     batch = Texts(ModelDrafter(model), [[1] * 5, [1] * 9])
