@@ -317,7 +317,7 @@ def _score(
     tokens = xp.astype(tokens, last.dtype, copy=False)
     # A drafter may know ids that the target lacks (`pad_vocab`); they have probability zero when they are verified, and
     # any valid id can stand in for them here, because nothing after a rejected token is read.
-    fed = xp.clip(tokens, 0, target.vocab_size - 1)
+    fed = xp.where((tokens >= 0) & (tokens < target.vocab_size), tokens, 0)
     cache = target.rollback(carry.target_cache, num_held)
     return (tokens, *target.score(cache, xp.concat([last, fed[:, :num_fed]], axis=1)))
 
@@ -342,10 +342,15 @@ def _bad_slots(proposal: Proposal, target_probs: Array, limits: Array, slots: Ar
     if draft_probs is not None and draft_probs.shape[1]:
         with np.errstate(over="ignore"):  # of what stands in slots that are not in use
             is_bad.append(~xp.isfinite(xp.sum(draft_probs, axis=-1)))
-    none = xp.full_like(num_tokens, -1)
+    none = xp.full_like(num_tokens, -1, dtype=xp.int32)  # the context may be unsigned
     if is_host(target_probs) and not any(map(np.count_nonzero, is_bad)):
         return none, none
-    bad_target_slot = _first(is_bad[0] & (limits[:, None] > 0), slots, num_tokens + 1)
+    slots = xp.astype(slots, xp.int32, copy=False)
+    # Behind an id that the target lacks stands what it says of the stand-in.
+    is_known = (proposal.tokens >= 0) & (proposal.tokens < target_probs.shape[-1])
+    num_read = xp.sum(xp.cumulative_prod(xp.astype(is_known, xp.int32), axis=1), axis=1, dtype=xp.int32)
+    num_read = xp.minimum(num_read, xp.astype(num_tokens, xp.int32))
+    bad_target_slot = _first(is_bad[0] & (limits[:, None] > 0), slots, num_read + 1)
     return bad_target_slot, _first(is_bad[1], slots[:-1], num_tokens) if len(is_bad) > 1 else none
 
 
