@@ -17,7 +17,16 @@ import numpy as np
 from specsampling._arrays import first_true, is_host, namespace, pad_last
 from specsampling._model import Array
 
-__all__ = ["block_sums", "block_weights", "boundaries", "categorical_from_uniforms", "num_blocks", "num_levels"]
+__all__ = [
+    "below_one",
+    "block_sums",
+    "block_weights",
+    "boundaries",
+    "categorical_from_uniforms",
+    "draw",
+    "num_blocks",
+    "num_levels",
+]
 
 
 def num_levels(vocab_size: int) -> int:
@@ -73,14 +82,21 @@ def categorical_from_uniforms(weights: Array, uniforms: Array) -> Array:
     >>> categorical_from_uniforms(weights, np.full((2, 3), 0.3)).tolist()
     [2, 1]
     """
-    return _draw(weights, uniforms, num_levels(weights.shape[-1]))
+    return draw(weights, below_one(uniforms), num_levels(weights.shape[-1]))
 
 
-def _draw(weights: Array, uniforms: Array, levels: int) -> Array:
+def below_one(uniforms: Array) -> Array:
+    """Return `uniforms` with the largest number below 1 for a 1, which only a faulty source gives."""
+    xp = namespace(uniforms)
+    return xp.minimum(uniforms, 1.0 - xp.finfo(uniforms.dtype).eps / 2)
+
+
+def draw(weights: Array, uniforms: Array, levels: int) -> Array:
+    """Draw as `categorical_from_uniforms` does, in `levels` levels, with uniforms that are known to be below 1."""
     if levels == 1:
         return _invert(boundaries(weights), uniforms[..., 0])
     blocks = num_blocks(weights.shape[-1], levels)
-    block = _draw(block_sums(weights, blocks), uniforms, levels - 1)
+    block = draw(block_sums(weights, blocks), uniforms, levels - 1)
     member = _invert(boundaries(block_weights(weights, block, blocks)), uniforms[..., levels - 1])
     return block + blocks * member
 
@@ -90,28 +106,27 @@ def boundaries(weights: Array) -> Array:
 
     The id drawn is the first whose entry is greater than the uniform times the last entry.
     """
-    if not is_host(weights):  # they do not warn, and `errstate` would break a graph of PyTorch's compiler in two
-        return _running_sums(weights)
-    with np.errstate(invalid="ignore"):  # a row of zeros, or with NaN, has no law
-        return _running_sums(weights)
+    total = namespace(weights).sum(weights, axis=-1, keepdims=True, dtype=weights.dtype)
+    # Only NumPy warns of a row of zeros, or with NaN, which has no law. Of one row it is known, and to silence NumPy
+    # takes as long as a sum; on a device `errstate` would break a graph of PyTorch's compiler in two.
+    if not is_host(weights) or (total.size == 1 and 0.0 < total.item() < math.inf):
+        return _running_sums(weights, total)
+    with np.errstate(invalid="ignore"):
+        return _running_sums(weights, total)
 
 
-def _running_sums(weights: Array) -> Array:
+def _running_sums(weights: Array, total: Array) -> Array:
     xp = namespace(weights)
     # The sums are taken in whole numbers, which makes them exact, and the same in any order. In floating point equal
     # terms are all rounded the same way, and the errors add up (1.5e-5 on "0.99 on one id"); and where a device sums in
     # parallel the sums are not even monotone, so that an id of weight zero could be drawn. What is cut off is less than
     # one unit per id, 2**-30 of the sum in float32.
     integer, one = (xp.int32, 2.0**30) if weights.dtype == xp.float32 else (xp.int64, 2.0**60)
-    total = xp.sum(weights, axis=-1, keepdims=True, dtype=weights.dtype)
     shares = xp.astype(weights / total * one, integer)
     return xp.astype(xp.cumulative_sum(shares, axis=-1, dtype=integer), weights.dtype)
 
 
 def _invert(bounds: Array, uniform: Array) -> Array:
-    xp = namespace(bounds)
-    # A uniform of 1, which only a faulty source gives, must not pass the last id.
-    uniform = xp.minimum(uniform, 1.0 - xp.finfo(bounds.dtype).eps / 2)
     threshold = uniform[..., None] * bounds[..., -1:]
     return first_true(bounds > threshold)
 

@@ -70,6 +70,8 @@ def gather_block(tokens: Array, start: Array, stop: Array, width: int) -> Array:
     Pure array API on arrays of one namespace; `tokens` is ``(B, C)`` and all are integers.
     """
     xp = namespace(tokens)
-    index = start[:, None] + xp.arange(width, dtype=start.dtype, device=device(start))
+    index = start[:, None]
+    if width != 1:
+        index = index + xp.arange(width, dtype=start.dtype, device=device(start))
     held = take_along_axis(tokens, xp.minimum(index, tokens.shape[1] - 1), 1)
     return xp.where(index < stop[:, None], held, 0)

@@ -19,6 +19,7 @@ __all__ = [
     "cumulative_prod",
     "cumulative_sum",
     "finfo",
+    "full_like",
     "iinfo",
     "isdtype",
     "max",
@@ -88,6 +89,13 @@ def clip(x: np.ndarray, min: Any, max: Any, /) -> np.ndarray:
     except OverflowError:  # a bound that the dtype of narrow integers cannot hold
         clipped = np.clip(x, min, max)
     return clipped
+
+
+def full_like(x: np.ndarray, value: Any, /, *, dtype: Any = None) -> np.ndarray:
+    """Return an array in the shape of `x` that holds `value` throughout."""
+    full = np.empty(x.shape, x.dtype if dtype is None else dtype)
+    full.fill(value)
+    return full
 
 
 def isdtype(dtype: np.dtype[Any], kind: Any, /) -> bool:

@@ -12,7 +12,7 @@ import array_api_compat
 import numpy as np
 
 from specsampling._arrays import is_host, move, namespace
-from specsampling._categorical import categorical_from_uniforms
+from specsampling._categorical import below_one, draw, num_levels
 from specsampling._model import Array
 
 __all__ = ["Label", "Purpose", "RandomSource", "Randomness", "UniformRandomness", "asked_like"]
@@ -219,7 +219,7 @@ class UniformRandomness:
         """
         weights = _raised(weights)
         slot = self._claim(label, 1, weights.shape[0])
-        return categorical_from_uniforms(weights, self.uniforms_like(weights)[:, slot, :])
+        return draw(weights, self.uniforms_like(weights)[:, slot, :], num_levels(weights.shape[-1]))
 
     def uniforms_like(self, like: Array) -> Array:
         """Return the uniforms in the namespace, on the device and in the dtype of `like` (float32 or float64).
@@ -237,7 +237,7 @@ class UniformRandomness:
         key = like.dtype if is_host(like) else (type(like), like.dtype, array_api_compat.device(like))
         converted = self._converted.get(key)
         if converted is None:
-            converted = move(_to_dtype(self.uniforms, namespace(like).finfo(like.dtype).bits), like)
+            converted = below_one(move(_to_dtype(self.uniforms, namespace(like).finfo(like.dtype).bits), like))
             self._converted[key] = converted
         return converted
 

@@ -226,16 +226,20 @@ def decode_round(
     proposal, drafter_state = _propose(drafter, carry.drafter_state, context, lookahead, settings, randomness)
     draft_calls = getattr(drafter, "num_calls", 0) - calls_before
 
-    num_fed = _num_fed(proposal, limits, lookahead)
+    num_tokens, num_fed = proposal.num_tokens, lookahead
+    is_counted = is_host(num_tokens) and is_host(limits)
+    if is_counted:
+        num_tokens = _num_usable(num_tokens, limits, lookahead)
+        num_fed = _num_fed(num_tokens, lookahead)
     tokens, logits, cache = _score(target, carry, context, proposal.tokens, num_fed)
     like, logits = marker(logits), workable(logits)
     if is_host(logits):
         randomness = asked_like(randomness, like)
     xp = namespace(logits)
     tokens = move(tokens, logits)
-    num_tokens, limits = (xp.astype(move(x, logits), tokens.dtype, copy=False) for x in (proposal.num_tokens, limits))
-    # What a drafter claims beyond its block does not exist; one token of the limit is left for the target's own.
-    num_tokens = xp.clip(xp.minimum(num_tokens, limits - 1), 0, lookahead)
+    num_tokens, limits = (xp.astype(move(x, logits), tokens.dtype, copy=False) for x in (num_tokens, limits))
+    if not is_counted:
+        num_tokens = _num_usable(num_tokens, limits, lookahead)
     processed_logits = logits if end_bans is None else _ban(logits, move(end_bans, logits), end_tokens)
     target_probs = to_probs(processed_logits, sampling)
     if num_fed < lookahead:
@@ -291,16 +295,23 @@ def _propose(
     return _checked_answer(answer, batch_size, lookahead)
 
 
-def _num_fed(proposal: Proposal, limits: Array, lookahead: int) -> int:
+def _num_usable(num_tokens: Array, limits: Array, lookahead: int) -> Array:
+    """Return how many of each row's proposed tokens may be used.
+
+    What a drafter claims beyond its block does not exist; one token of the limit is left for the target's own.
+    """
+    xp = namespace(limits)
+    return xp.clip(xp.minimum(num_tokens, limits - 1), 0, lookahead)
+
+
+def _num_fed(num_tokens: np.ndarray, lookahead: int) -> int:
     """Return how many of the proposed tokens the target is to score: K, unless the host knows that fewer will do.
 
     Two shorter blocks are enough, and each width is compiled once: none where no row may use a proposal, one where no
     row may use more.
     """
-    if lookahead < 1 or not (is_host(proposal.num_tokens) and is_host(limits)):
-        return lookahead
-    most = int(np.minimum(proposal.num_tokens, limits - 1).max())
-    return max(most, 0) if most < 2 else lookahead
+    most = int(num_tokens.max())
+    return most if most < 2 else lookahead
 
 
 def _score(
@@ -317,7 +328,7 @@ def _score(
     tokens = xp.astype(tokens, last.dtype, copy=False)
     # A drafter may know ids that the target lacks (`pad_vocab`); they have probability zero when they are verified, and
     # any valid id can stand in for them here, because nothing after a rejected token is read.
-    fed = xp.where((tokens >= 0) & (tokens < target.vocab_size), tokens, 0)
+    fed = xp.clip(tokens, 0, target.vocab_size - 1)
     cache = target.rollback(carry.target_cache, num_held)
     return (tokens, *target.score(cache, xp.concat([last, fed[:, :num_fed]], axis=1)))
 

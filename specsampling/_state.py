@@ -125,7 +125,7 @@ def commit_round(
         If a row of logits had no law; nothing is written then.
     """
     _check_finite(state, output, min_new_tokens)
-    unfinished = np.nonzero(limits)[0]
+    unfinished = limits.nonzero()[0]
     rows = state.rows[unfinished]
     active, index = _index(unfinished, limits.size), _index(rows, state.lengths.size)
     block = output.tokens[active]

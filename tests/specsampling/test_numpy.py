@@ -41,6 +41,8 @@ def test_the_other_functions(x):
     same(_numpy.argmax(x, axis=0, keepdims=True), np.argmax(x, axis=0, keepdims=True))
     same(_numpy.astype(x, np.float64), np.astype(x, np.float64))
     same(_numpy.clip(x, 0, 2), np.clip(x, 0, 2))
+    same(_numpy.full_like(x, 1), np.full_like(x, 1))
+    same(_numpy.full_like(x, -1, dtype=np.int64), np.full_like(x, -1, dtype=np.int64))
     same(_numpy.take(x, np.array([1, 0, 1]), axis=0), np.take(x, np.array([1, 0, 1]), axis=0))
     same(_numpy.zeros_like(x), np.zeros_like(x))
     same(_numpy.zeros_like(x, dtype=np.int8), np.zeros_like(x, dtype=np.int8))
