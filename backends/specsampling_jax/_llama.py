@@ -181,13 +181,18 @@ def _rotation(positions: Array, frequencies: tuple[float, ...], capacity: int, d
     sum of two, each looked up in a short table made in float64, and a rotation by a sum is two rotations.
     """
     steps = np.asarray(frequencies)
-    minor = np.arange(_MINOR)[:, None] * steps
-    major = np.arange(-(-capacity // _MINOR) + 1)[:, None] * (_MINOR * steps)
-    low, high = positions % _MINOR, jnp.minimum(positions // _MINOR, major.shape[0] - 1)
-    cos_low, sin_low = (jnp.asarray(f(minor), dtype)[low] for f in (np.cos, np.sin))
-    cos_high, sin_high = (jnp.asarray(f(major), dtype)[high] for f in (np.cos, np.sin))
-    cos = cos_high * cos_low - sin_high * sin_low
-    sin = sin_high * cos_low + cos_high * sin_low
+
+    def looked_up(index: Array, angles: Any) -> tuple[Array, Array]:
+        # In one table: each look is a kernel.
+        table = jnp.asarray(np.concatenate([np.cos(angles), np.sin(angles)], axis=1), dtype)
+        cos, sin = jnp.split(table[index], 2, axis=-1)
+        return cos, sin
+
+    cos, sin = looked_up(positions % _MINOR, np.arange(_MINOR)[:, None] * steps)
+    if capacity > _MINOR:  # else the other rotation is by nothing
+        major = np.arange(-(-capacity // _MINOR) + 1)[:, None] * (_MINOR * steps)
+        high_cos, high_sin = looked_up(jnp.minimum(positions // _MINOR, major.shape[0] - 1), major)
+        cos, sin = high_cos * cos - high_sin * sin, high_sin * cos + high_cos * sin
     return cos[:, :, None, :], sin[:, :, None, :]
 
 

@@ -81,8 +81,9 @@ class JaxModel:
 
     Notes
     -----
-    Shapes come in buckets: capacities in steps of a quarter of a power of two (at least 32), blocks in powers of two.
-    So an eager call compiles a few times in all. Padding is written past the block, where nothing reads it.
+    Shapes come in buckets: capacities in steps of a quarter of a power of two (at least 32), blocks of one token, of up
+    to eight, and in powers of two. So an eager call compiles a few times in all. Padding is written past the block,
+    where nothing reads it.
 
     Lengths are kept on the host. A block that does not fit, or a rollback to more than a row holds, is refused there:
     XLA would clamp or drop the index. Inside a caller's own ``jax.jit`` nothing can be looked at, and both are
@@ -138,6 +139,7 @@ class JaxModel:
         self.capabilities = Capabilities(dtypes=dtypes, compile_round=True)
         self.device = device
         self._init_cache_fn = init_cache_fn
+        self._drops_padding = False  # of which an `apply_fn` is not asked: it may write with an operation that clamps
 
     @classmethod
     def from_pretrained(
@@ -213,7 +215,7 @@ class JaxModel:
             where = replicated(mesh) if replicate else cache_sharding(mesh)
         numbers = jnp.dtype(dtype)
         decoder = llama_decoder(config)
-        return cls(
+        model = cls(
             decoder.apply,
             read_params(path, config, numbers, where, split=mesh is not None and not replicate),
             functools.partial(decoder.init_cache, dtype=numbers),
@@ -223,6 +225,8 @@ class JaxModel:
             device=where,
             dtypes=_DTYPES if has_float64 else _DTYPES[:-1],
         )
+        model._drops_padding = True
+        return model
 
     def init_cache(self, batch_size: int, capacity: int) -> JaxCache:
         """Return an empty cache.
@@ -295,12 +299,16 @@ class JaxModel:
         block = checked_block(tokens, lengths, int(cache.capacity), self.vocab_size)
         length = block.shape[1]
         wanted = checked_num_logits(num_logits, length)
-        # Padding must not reach past the arrays either: an `apply_fn` may write with an operation that clamps.
         width, size = width_bucket(length), capacity_bucket(int(cache.capacity))
         held = int(lengths.max()) if len(lengths) else 0
         if held + width > size:
-            width = length if held else size  # a prompt fills the arrays, whatever its length
+            if not held:
+                width = size  # a prompt fills the arrays, whatever its length
+            elif not self._drops_padding:
+                width = length
         computed = min(width, width_bucket(wanted))
+        if not isinstance(block, np.ndarray) and all(device.platform == "cpu" for device in block.devices()):
+            block = np.asarray(block)  # no transfer; and whether ids were put on a device compiles nothing anew
         if width > length:
             xp = np if isinstance(block, np.ndarray) else jnp
             block = xp.pad(block, ((0, 0), (0, width - length)))

@@ -136,7 +136,7 @@ class _CompiledRound:
             draft=None,
             lookahead=lookahead,
             sampling=sampling,
-            draft_sampling=draft_sampling,
+            draft_sampling=None,
             end_tokens=end_tokens,  # bans that have run out are zeros, and compile nothing anew
             logprobs=logprobs,
             capacity=capacity_bucket(context.tokens.shape[1]),
@@ -150,13 +150,15 @@ class _CompiledRound:
         if drafter is not None and _is_traceable(drafter, self._target):
             draft = drafter
             state = draft.catch_up(state, context, WIDTH)
-            fixed = fixed._replace(draft=draft.model.functions)
+            fixed = fixed._replace(draft=draft.model.functions, draft_sampling=draft_sampling)
             _check_room("draft", state.cache, np.minimum(state.num_held, context.lengths - 1), WIDTH)
             _check_room("draft", state.cache, None, context.lengths + lookahead - 1)
         elif drafter is not None:
             settings = sampling if draft_sampling is None else draft_sampling
             proposed, state = drafter.propose(state, context, lookahead, settings, randomness)
-            proposal = _as_arguments(proposed, self._target)
+            if lookahead or proposed.tokens.shape[1] or proposed.probs is not None:
+                proposal = _as_arguments(proposed, self._target)
+            # else this is the round of no drafter, which may be compiled already
         _check_room("target", carry.target_cache, context.lengths - 1, lookahead + 1)
         params = (self._target.params, None if draft is None else draft.model.params)
         arrays = (carry.target_cache.arrays, None if draft is None else state.cache.arrays)

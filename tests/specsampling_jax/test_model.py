@@ -1,6 +1,8 @@
 """The cache against the NumPy backend's, and what the host refuses."""
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -207,10 +209,53 @@ def test_calls_compile_once_for_each_bucket():
     counting = Counting()
     model = counting.model()
     for capacity in (9, 20, 32):
-        for width in range(1, 9):
+        for width in range(1, min(capacity, 16) + 1):
             model.score(model.init_cache(2, capacity), block(2, width), num_logits=0)
-    assert sorted(counting.traces) == [1, 2, 4, 8]
-    assert [width_bucket(width) for width in (0, 1, 2, 3, 5, 512)] == [0, 1, 2, 4, 8, 512]
+    assert sorted(counting.traces) == [1, 8, 16]
+    assert [width_bucket(width) for width in (0, 1, 2, 8, 9, 512)] == [0, 1, 8, 8, 16, 512]
+
+
+@contextlib.contextmanager
+def scores_compiled() -> Iterator[list[str]]:
+    seen: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("Finished XLA compilation of jit(_score)"):
+                seen.append(record.getMessage())
+
+    handler, logger = Handler(), logging.getLogger("jax._src.dispatch")
+    logger.addHandler(handler)
+    with jax.log_compiles():
+        yield seen
+    logger.removeHandler(handler)
+
+
+def test_blocks_at_the_end_of_a_cache_compile_nothing_anew_where_a_model_drops_padding(folder: Callable[..., Path]):
+    ours, theirs = load(folder()), NumpyModel(folder(), dtype="float64")
+    seen: list[list[str]] = []
+    for widths in ((20, 4), (20, 5), (20, 7, 4), (27, 5)):  # the last two fill 32, and 8 more columns would pass it
+        caches, start = [each.init_cache(2, 32) for each in (ours, theirs)], 0
+        with scores_compiled() as compiled:
+            for width in widths:
+                tokens = block(2, 32)[:, start : start + width]
+                (got, one), (expected, two) = (
+                    each.score(cache, tokens) for each, cache in zip((ours, theirs), caches, strict=True)
+                )
+                np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+                caches, start = [one, two], start + width
+        seen.append(compiled)
+    assert [len(compiled) for compiled in seen[1:]] == [0, 0, 0]
+
+
+def test_ids_that_were_put_on_a_device_compile_what_those_on_the_host_do(model: JaxModel):
+    tokens, (device,) = block(5, 3), jax.devices("cpu")[:1]
+    expected, _ = model.score(model.init_cache(5, 8), tokens)
+    with scores_compiled() as compiled:
+        for given in (jnp.asarray(tokens), jax.device_put(tokens, device)):
+            logits, _ = model.score(model.init_cache(5, 8), given)
+            np.testing.assert_array_equal(logits, expected)
+    assert compiled == []
 
 
 def test_prompts_past_a_power_of_two_compile_once_for_a_capacity():
@@ -233,7 +278,7 @@ def test_the_head_sees_only_the_positions_asked_for():
     counting = Counting()
     model = counting.model()
     sums = np.cumsum(block(1, 6))
-    for wanted, computed in ((0, 0), (1, 1), (2, 2), (3, 4), (6, 8), (None, 8)):
+    for wanted, computed in ((0, 0), (1, 1), (2, 8), (6, 8), (None, 8)):
         logits, _ = model.score(model.init_cache(1, 8), block(1, 6), num_logits=wanted)
         assert counting.heads[-1] == computed
         assert logits[0, :, 0].tolist() == sums[6 - (6 if wanted is None else wanted) :].tolist()

@@ -139,6 +139,16 @@ def test_nothing_is_compiled_after_the_first_rounds_whatever_is_accepted_and_whi
     assert seen == []
 
 
+def test_a_round_in_which_nothing_is_drafted_compiles_once_whoever_the_drafter_is(pair: Any, numpy_pair: Any):
+    options: dict[str, Any] = {"max_new_tokens": 5, "seed": 1}
+    plain = generate(pair[0], None, PROMPTS, **options)
+    with compilations() as seen:
+        for drafter, settings in ((PromptLookup(), None), (numpy_pair[1], Sampling(temperature=0.5))):
+            given = generate(pair[0], drafter, PROMPTS, lookahead=0, draft_sampling=settings, **options)
+            assert given.tokens == plain.tokens
+    assert seen == []
+
+
 def test_another_checkpoint_of_the_same_configuration_compiles_nothing(pair: Any, folder: Callable[..., Path]):
     others = load(folder(seed=2)), load(folder(seed=3, num_hidden_layers=1))
     options: dict[str, Any] = {"max_new_tokens": 6, "lookahead": 2, "seed": 1}
