@@ -354,7 +354,7 @@ def _own_arrays(subject: Subject) -> None:
     " sixteen, and rows of different lengths that were rolled back deep.",
 )
 def _long_texts(subject: Subject) -> Measured:
-    longest = 64
+    longest = 62
     limit = getattr(subject.model(), "max_length", None)
     if limit is not None and limit < longest:
         raise NotApplicable(f"the model's texts have {limit} tokens at most")
@@ -364,7 +364,7 @@ def _long_texts(subject: Subject) -> Measured:
     ragged = subject.capabilities.per_row_rollback
     largest = 0.0
     # Widths of blocks, and between the first two how deep each row goes back.
-    for widths, depths in (((33, 17, 9, 5), (0, 13)), ((60, 9, 1), (40, 57)), ((20, 1, 40), (1, 0))):
+    for widths, depths in (((33, 15, 9, 5), (0, 13)), ((60, 9, 1), (40, 57)), ((20, 1, 40), (1, 0))):
         trial = Trial(subject, rows, longest, oracle)
         trial.score([row[: widths[0]] for row in text])
         back = [_back(subject, depth if ragged else max(depths)) for depth in depths[:rows]]

@@ -99,6 +99,8 @@ class Report:
         Wall-clock time of the run.
     jobs : int
         In how many processes checks were run.
+    environment : mapping of str to str
+        Variables that these processes were given so that they compile quickly.
 
     Examples
     --------
@@ -122,6 +124,7 @@ class Report:
     costs: tuple[TierCost, ...] = ()
     seconds: float = 0.0
     jobs: int = 1
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def failures(self) -> list[str]:
@@ -281,7 +284,8 @@ class Report:
             lines.append(f"{cost.tier}  {cost.num_checks} checks in {cost.seconds:.1f} s{samples}{memory}")
         if self.costs:
             processes = "1 process" if self.jobs == 1 else f"{self.jobs} processes side by side"
-            lines.append(f"All  {self.seconds:.1f} s in {processes}")
+            given = [f"{name}={value}" for name, value in self.environment.items()]
+            lines.append(", ".join([f"All  {self.seconds:.1f} s in {processes}", *given]))
         return lines
 
     def _verdict(self) -> str:

@@ -1,6 +1,7 @@
 """Run the suite against an adapter, tier by tier, and say what was found; an adapter's fault never gets out of here."""
 
 import dataclasses
+import os
 import pickle
 import secrets
 import shlex
@@ -50,8 +51,13 @@ EFFORTS = {
 TIME_LIMIT = 600.0
 """Seconds that one check may take in one dtype."""
 
-CHECKPOINT = {"vocab_size": 4, "num_layers": 2}
-"""Sizes of the checkpoint that the checks of T0 load: two layers, so that a fault in one of them shows."""
+CHECKPOINT = {"vocab_size": 4, "num_layers": 2, "max_length": 62}
+"""Sizes of the checkpoint that the checks of T0 load: two layers, so that a fault in one of them shows; and a context
+that takes 64 columns with its padding, as the longest texts do: an adapter that compiles meets few sizes of caches."""
+
+_QUICKLY_COMPILED = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+"""What processes are given where JAX is loaded, but for the nightly tier: XLA compiles the same program to machine code
+in half the time, without making it fast. That is most of what such a run does."""
 
 # What a model must have for any other check to make sense.
 _FIRST = "T0.model.members"
@@ -167,7 +173,8 @@ def check_backend(
         Whether to show a progress bar; by default only where standard error is a terminal.
     jobs : int, default: 1
         In how many processes checks run, which changes nothing about what they find. With more than one, `load` must
-        be a function or object that pickles: a function of a module, but no closure.
+        be a function or object that pickles: a function of a module, but no closure. Where JAX is loaded, they have
+        ``XLA_FLAGS=--xla_backend_optimization_level=0`` in all tiers but the nightly, unless `XLA_FLAGS` is set.
 
     Returns
     -------
@@ -233,6 +240,7 @@ def check_backend(
         costs=tuple(run.costs()),
         seconds=time.perf_counter() - start,
         jobs=jobs,
+        environment=run.environment,
     )
 
 
@@ -285,6 +293,7 @@ class _Run:
         self._subject = checker.subject
         self._entries = [entry for entry in all_checks() if entry.applies(self._subject.capabilities)]
         self._outcomes: dict[str, Outcome] = {}
+        self.environment: dict[str, str] = {}
 
     def to_its_end(self, jobs: int, *, progress: bool) -> None:
         """Run every check that is asked for, up to what a failure makes pointless."""
@@ -296,7 +305,9 @@ class _Run:
         if min(jobs, len(groups)) <= 1:
             outcomes = one_after_another(self._checker, groups, self._needs)
         else:
-            outcomes = in_processes(self._checker, groups, self._needs, min(jobs, len(groups)))
+            if "jax" in sys.modules and not self._subject.effort.every_shape:
+                self.environment = {k: value for k, value in _QUICKLY_COMPILED.items() if k not in os.environ}
+            outcomes = in_processes(self._checker, groups, self._needs, min(jobs, len(groups)), self.environment)
         for outcome in _shown(outcomes, len(entries), progress):
             self._outcomes[outcome.result.id] = outcome
 

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Protocol
 
@@ -69,16 +69,18 @@ def one_after_another(checker: Checker, groups: Groups, needed: Needed) -> Itera
                 yield checker(entry.id)
 
 
-def in_processes(checker: Checker, groups: Groups, needed: Needed, jobs: int) -> Iterator[Outcome]:
-    """Run the checks in `jobs` processes, and yield their outcomes as they come.
+def in_processes(
+    checker: Checker, groups: Groups, needed: Needed, jobs: int, environment: Mapping[str, str]
+) -> Iterator[Outcome]:
+    """Run the checks in `jobs` processes, with these variables of the environment, and yield outcomes as they come.
 
     Half of the processes go from the first group on and half from the last one back, until they meet: neighbours have
     much in common, such as what a framework has compiled for them, and no core is idle to the end. A check that is no
     longer `needed` is given up.
     """
     queue = deque(list(group) for group in groups)
-    environment: dict[str, str] = dict.fromkeys(_THREADS, str(max(1, num_cores() // jobs)))
-    workers = [_Worker(checker, environment, from_the_end=bool(number % 2)) for number in range(jobs)]
+    shared = {**dict.fromkeys(_THREADS, str(max(1, num_cores() // jobs))), **environment}
+    workers = [_Worker(checker, shared, from_the_end=bool(number % 2)) for number in range(jobs)]
     try:
         while True:
             for worker in workers:

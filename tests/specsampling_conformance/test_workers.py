@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 
 import pytest
 
@@ -43,6 +44,9 @@ def interrupting(checkpoint, dtype):
 
 def missing(checkpoint, dtype):
     raise OSError("no weights here")
+
+def telling(checkpoint, dtype):
+    raise RuntimeError(f"XLA_FLAGS is {os.environ.get('XLA_FLAGS')}")
 """
 
 
@@ -114,3 +118,30 @@ def test_processes_share_the_cores_unless_somebody_has_said_otherwise(monkeypatc
         assert (os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]) == ("7", "2")
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "MKL_NUM_THREADS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("tier", "loaded", "said", "given"),
+    [
+        ("pr", True, None, "--xla_backend_optimization_level=0"),
+        ("nightly", True, None, None),  # compiles as users do
+        ("pr", False, None, None),
+        ("pr", True, "--xla_cpu_enable_fast_math=false", "--xla_cpu_enable_fast_math=false"),
+    ],
+)
+def test_processes_compile_quickly_where_jax_is_loaded_and_the_report_says_so(
+    tier, loaded, said, given, monkeypatch, adapters
+):
+    if loaded:
+        monkeypatch.setitem(sys.modules, "jax", sys.modules[__name__])
+    else:
+        monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if said:
+        monkeypatch.setenv("XLA_FLAGS", said)
+    checks = ["T0.model.*", "T0.score.shape"]
+    report = check_backend(adapters.telling, Capabilities(), tier=tier, checks=checks, seed=1, jobs=2)
+    (failed,) = {result.diagnosis.splitlines()[0] for result in report.checks if result.status == "failed"}
+    assert failed.startswith(f"float32: raised RuntimeError: XLA_FLAGS is {given} (")
+    assert (f", XLA_FLAGS={given}" in str(report)) == (given is not None and said is None)
+    assert "XLA_FLAGS" not in os.environ or said
