@@ -121,11 +121,11 @@ def capacity_bucket(capacity: int) -> int:
 
 
 def width_bucket(length: int) -> int:
-    """Return the width that a block of `length` tokens is padded to: 0, 1, 8, or the next power of two.
+    """Return the width that a block of `length` tokens is padded to: 0, 1, 2, 8, or the next power of two.
 
-    Two to eight tokens take about as long, and one compilation saved is worth some thousands of calls.
+    Three to eight tokens take about as long, and one compilation saved is worth some thousands of calls.
     """
-    return length if length <= 1 else max(8, 1 << (length - 1).bit_length())
+    return length if length <= 2 else max(8, 1 << (length - 1).bit_length())
 
 
 def is_traced(x: Any, cache: JaxCache) -> bool:

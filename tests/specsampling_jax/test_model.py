@@ -211,8 +211,8 @@ def test_calls_compile_once_for_each_bucket():
     for capacity in (9, 20, 32):
         for width in range(1, min(capacity, 16) + 1):
             model.score(model.init_cache(2, capacity), block(2, width), num_logits=0)
-    assert sorted(counting.traces) == [1, 8, 16]
-    assert [width_bucket(width) for width in (0, 1, 2, 8, 9, 512)] == [0, 1, 8, 8, 16, 512]
+    assert sorted(counting.traces) == [1, 2, 8, 16]
+    assert [width_bucket(width) for width in (0, 1, 2, 3, 8, 9, 512)] == [0, 1, 2, 8, 8, 16, 512]
 
 
 @contextlib.contextmanager
@@ -278,7 +278,7 @@ def test_the_head_sees_only_the_positions_asked_for():
     counting = Counting()
     model = counting.model()
     sums = np.cumsum(block(1, 6))
-    for wanted, computed in ((0, 0), (1, 1), (2, 8), (6, 8), (None, 8)):
+    for wanted, computed in ((0, 0), (1, 1), (2, 2), (3, 8), (6, 8), (None, 8)):
         logits, _ = model.score(model.init_cache(1, 8), block(1, 6), num_logits=wanted)
         assert counting.heads[-1] == computed
         assert logits[0, :, 0].tolist() == sums[6 - (6 if wanted is None else wanted) :].tolist()
