@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from array_api_compat import array_namespace
 
+from ._buffers import Buffers, new_buffers
 from ._checks import Ints
 from ._device import Device, as_array
 from ._layouts import IN_PLACE, NO_CACHE, PAST_AND_PRESENT, SHARED_BUFFER, Layout
@@ -100,15 +101,19 @@ class BufferStore:
 
     def __init__(self, runner: Runner, batch_size: int, capacity: int) -> None:
         self._runner, self._batch_size, self._capacity = runner, batch_size, capacity
-        self._bind([runner.device.zeros((batch_size, c.heads, 0, c.size), c.dtype) for c in runner.layout.caches])
-        self._size = 0
+        self._hold(new_buffers(runner.device, runner.layout.caches, batch_size, capacity + -capacity % _SMALLEST), 0)
 
-    def _bind(self, buffers: list[Any]) -> None:
-        self.buffers = buffers
+    def _hold(self, buffers: Buffers, size: int) -> None:
+        self._buffers, self._size = buffers, size
         self._binding = self._runner.session.io_binding()
-        for cache, buffer in zip(self._runner.layout.caches, buffers, strict=True):
-            self._binding.bind_ortvalue_input(cache.past, buffer)
-            self._binding.bind_ortvalue_output(cache.present, buffer)
+        for cache, value in zip(self._runner.layout.caches, buffers.values, strict=True):
+            self._binding.bind_ortvalue_input(cache.past, value)
+            self._binding.bind_ortvalue_output(cache.present, value)
+
+    @property
+    def buffers(self) -> list[Any]:
+        """Keys and values as they are bound."""
+        return self._buffers.values
 
     def feed(self, tokens: Ints, lengths: Ints, num_logits: int) -> Any:
         """Append a block; see `Store`."""
@@ -141,17 +146,8 @@ class BufferStore:
         if self._capacity <= span + span // 4:
             size = self._capacity
         size += -size % _SMALLEST
-        device = self._runner.device
-        if held == 0:
-            caches = self._runner.layout.caches
-            self._bind([device.zeros((self._batch_size, c.heads, size, c.size), c.dtype) for c in caches])
-        else:
-            # What is behind the tokens is never seen, but must be finite: weight 0 times infinity would be NaN.
-            columns = np.minimum(np.arange(size), held - 1)
-            for index, buffer in enumerate(self.buffers):  # one by one, so that but one is held twice
-                self.buffers[index] = device.take_columns(buffer, columns)
-            self._bind(self.buffers)
-        self._size = size
+        self._buffers.grow(held, size)
+        self._hold(self._buffers, size)
 
     def keep(self, lengths: Ints) -> None:
         """Do nothing: what lies past a row's length is not seen, and is overwritten."""
@@ -159,8 +155,7 @@ class BufferStore:
     def select(self, rows: Ints, lengths: Ints) -> "BufferStore":  # noqa: ARG002 (other stores need them)
         """Return a store of some rows; see `Store`."""
         chosen = BufferStore(self._runner, len(rows), self._capacity)
-        chosen._bind([self._runner.device.take_rows(buffer, rows) for buffer in self.buffers])
-        chosen._size = self._size
+        chosen._hold(self._buffers.select(rows), self._size)
         return chosen
 
 

@@ -127,6 +127,33 @@ def test_a_buffer_that_grew_holds_no_value_that_could_spoil_a_sum(load_layout: C
         assert np.isfinite(buffer.numpy()).all()
 
 
+def test_a_row_whose_numbers_are_not_finite_spoils_no_other_when_buffers_grow_or_rows_go(
+    load_layout: Callable[..., OnnxModel],
+) -> None:
+    model = load_layout("built")
+    texts = np.random.default_rng(3).integers(0, 256, (4, 170))
+    expected, _ = model.score(model.init_cache(1, 170), texts[3:])
+    _, cache = model.score(model.init_cache(4, 500), texts[:, :60], num_logits=0)
+    for buffer in cache.store.buffers:
+        buffer.numpy()[[0, 2]] = np.nan  # a view: see above
+    logits, cache = model.score(cache, texts[:, 60:110])  # grows, within what was asked of the system at first
+    assert abs(logits[3] - expected[0, 60:110]).max() < 2e-5
+    cache = model.select(cache, [2, 3])
+    logits, cache = model.score(model.rollback(cache, [0, 110]), texts[2:, 110:])
+    assert abs(logits[1] - expected[0, 110:]).max() < 2e-5
+
+
+def test_rows_that_go_and_texts_that_grow_stay_in_the_memory_they_had(load_layout: Callable[..., OnnxModel]) -> None:
+    model = load_layout("built")
+    _, cache = model.score(model.init_cache(4, 10**9), np.ones((4, 60), dtype=np.int64), num_logits=0)
+    places = [buffer.data_ptr() for buffer in cache.store.buffers]
+    for rows in ([0, 1, 3], [1, 2], [1]):
+        cache = model.select(cache, rows)
+        _, cache = model.score(cache, np.ones((len(rows), 50), dtype=np.int64), num_logits=0)
+        assert [buffer.data_ptr() for buffer in cache.store.buffers] == places
+    assert cache.store.buffers[0].shape() == [1, 2, 256, 16]
+
+
 # fault #171: a past of no tokens has no address, and is bound by its shape
 def test_a_past_of_no_tokens_can_be_bound(
     load_layout: Callable[..., OnnxModel], monkeypatch: pytest.MonkeyPatch
