@@ -25,6 +25,7 @@ __all__ = [
     "take_along_axis",
     "take_rows",
     "to_host",
+    "without",
     "workable",
 ]
 
@@ -62,7 +63,7 @@ def marker(x: Array) -> Array:
 
 def take_along_axis(x: Array, index: Array, axis: int) -> Array:
     """Return `x` gathered along `axis`, as the array API says."""
-    if is_host(x) and x.ndim == 2 and axis == 1:  # NumPy's own is written in Python, and several times slower
+    if is_host(x) and x.ndim == 2 and axis in (1, -1):  # NumPy's own is written in Python, and several times slower
         return x[_counting(x.shape[0])[:, None], index]
     xp = namespace(x)
     if array_api_compat.is_torch_array(index):  # PyTorch alone insists on 64-bit indices
@@ -85,6 +86,18 @@ def take_rows(x: Array, index: Array) -> Array:
     batch_size, width, vocab_size = x.shape
     offsets = xp.arange(batch_size, device=device(index)) * width
     return xp.take(xp.reshape(x, (batch_size * width, vocab_size)), offsets + index, axis=0)
+
+
+def without(x: Array, ids: Array) -> Array:
+    """Return a copy of ``(B, V)`` with 0 in place of ``x[b, ids[b]]``, where V has such an id."""
+    vocab_size = x.shape[1]
+    if is_host(x):
+        left = x.copy()
+        is_known = (ids >= 0) & (ids < vocab_size)
+        left[is_known, ids[is_known]] = 0.0
+        return left
+    xp = namespace(x)
+    return xp.where(xp.arange(vocab_size, device=device(x)) == ids[:, None], 0.0, x)
 
 
 @functools.lru_cache(maxsize=64)

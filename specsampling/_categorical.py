@@ -14,7 +14,7 @@ import math
 import array_api_compat
 import numpy as np
 
-from specsampling._arrays import first_true, is_host, namespace, pad_last
+from specsampling._arrays import first_true, is_host, namespace, pad_last, take_along_axis
 from specsampling._model import Array
 
 __all__ = [
@@ -151,7 +151,7 @@ def block_weights(weights: Array, block: Array, blocks: int) -> Array:
     members = xp.arange(size, dtype=block.dtype, device=array_api_compat.device(block))
     ids = block[..., None] + blocks * members
     if size * blocks == vocab_size:
-        return xp.take_along_axis(weights, ids, axis=-1)
+        return take_along_axis(weights, ids, -1)
     inside = ids < vocab_size
-    found = xp.take_along_axis(weights, xp.where(inside, ids, xp.zeros_like(ids)), axis=-1)
+    found = take_along_axis(weights, xp.where(inside, ids, xp.zeros_like(ids)), -1)
     return xp.where(inside, found, xp.zeros_like(found))

@@ -244,7 +244,8 @@ def decode_round(
     target_probs = to_probs(processed_logits, sampling)
     if num_fed < lookahead:
         # Slots that nobody reads, so that verification asks for the same random decisions as ever.
-        logits, target_probs = (_widened(x, lookahead + 1) for x in (logits, target_probs))
+        target_probs = _widened(target_probs, lookahead + 1)
+        logits = logits if logprobs is None else _widened(logits, lookahead + 1)
     draft_probs, padded_probs = proposal.probs, target_probs
     if draft_probs is not None:
         vocab_size = max(target_probs.shape[-1], draft_probs.shape[-1])

@@ -242,7 +242,8 @@ def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
     if isinstance(logits, np.ndarray):
         probs = np.empty_like(logits)
         probs[...] = one - 1
-        np.put_along_axis(probs, likeliest, one, axis=-1)
+        rows = probs.reshape(-1, probs.shape[-1])  # a view, and at once what `put_along_axis` does
+        rows[np.arange(rows.shape[0]), likeliest.ravel()] = one.ravel()
         return probs
     return xp.where(likeliest == xp.arange(logits.shape[-1], device=device(logits)), one, one - 1)
 
