@@ -35,6 +35,20 @@ DEVICE_KEY = "specsampling.device"
 """Entry that names the only kind of device the graph runs on, where there is but one."""
 
 
+_MOST_ROTATIONS = 2**15
+"""Rows of a graph's table of rotations: that of a larger context would be as large as the weights of a small model."""
+
+
+class _Alone(NamedTuple):
+    """What GroupQueryAttention takes, for a step of one row."""
+
+    condition: str  # whether the step is one that it serves
+    last: str  # the place of each row's last token, (B,)
+    total: str  # tokens held after the step, (1,)
+    cosines: str  # (rows of the table, width / 2)
+    sines: str
+
+
 class _Step(NamedTuple):
     """What all layers of one step share."""
 
@@ -43,6 +57,7 @@ class _Step(NamedTuple):
     sines: str
     masks: dict[int | None, str]  # by window: 0 or -inf, (B, 1, T * groups, capacity)
     merged: str  # the shape (B, T, heads * width)
+    alone: _Alone | None
 
 
 def build(
@@ -60,8 +75,8 @@ def build(
         "float32" or "float16"; or "int8" or "int4", where matrices are stored in blocks of integers (MatMulNBits) and
         everything else is float32.
     device : str
-        Where it will run, "cpu" or "cuda". For the CPU attention is one operator of ONNX Runtime's; a graph for CUDA
-        does the same in several, and runs anywhere.
+        Where it will run, "cpu" or "cuda". For the CPU attention is made of operators of ONNX Runtime's own; a graph
+        for CUDA does the same with those that every provider has, and runs anywhere.
 
     Returns
     -------
@@ -104,14 +119,25 @@ def build(
 class _Decoder:
     """Writes the nodes.
 
-    The query heads that share a key are rows of one matrix: a token's ``heads`` are ordered so that those with the same
-    place in their groups stand side by side, and ``(B, T, heads * width)`` *is* ``(B, T * groups, kv_heads * width)``.
+    The query heads that share a key are rows of one matrix. In a layer without a choice (see `_has_choice`) a token's
+    ``heads`` are stored so that those with the same place in their groups stand side by side: then
+    ``(B, T, heads * width)`` *is* ``(B, T * groups, kv_heads * width)``. Elsewhere they are transposed.
     """
 
     def __init__(self, graph: GraphWriter, config: LlamaConfig, weights: Weights, dtype: str, device: str) -> None:
         self.graph, self.config, self.weights, self.device = graph, config, weights, device
         self.bits = BITS.get(dtype)
         self.dtype = np.dtype("float32" if self.bits else dtype)
+        self.groups = config.num_attention_heads // config.num_key_value_heads
+
+    def _has_choice(self, layer: int) -> bool:
+        """Return whether a step of one row takes GroupQueryAttention, which has no need of any other operator.
+
+        It takes one row only. Layers with a window go without, because releases differ by one in what they call one; so
+        does float16, where it and what other steps take are a rounding apart that is large.
+        """
+        config, is_full = self.config, self.config.windows[layer] is None
+        return self.device == "cpu" and self.dtype == np.float32 and config.head_dim % 16 == 0 and is_full
 
     def write(self) -> None:
         graph, config = self.graph, self.config
@@ -177,8 +203,8 @@ class _Decoder:
             graph.add("CastLike", graph.add(function, angles), graph.constant(0, self.dtype))
             for function in ("Cos", "Sin")
         )
-        groups = config.num_attention_heads // config.num_key_value_heads
-        rows = graph.add("Tile", graph.add("Unsqueeze", positions, graph.constant([2])), graph.constant([1, 1, groups]))
+        rows = graph.add("Unsqueeze", positions, graph.constant([2]))
+        rows = graph.add("Tile", rows, graph.constant([1, 1, self.groups]))
         rows = graph.add("Reshape", rows, graph.constant([0, 1, -1, 1]))
         capacity = graph.add("Squeeze", graph.add("Shape", "cache.0.key", start=2, end=3))
         columns = graph.add("Range", zero, capacity, one)
@@ -191,19 +217,75 @@ class _Decoder:
             masks[window] = graph.add("Where", seen, graph.constant(0, self.dtype), graph.constant(-np.inf, self.dtype))
         width = graph.constant([config.num_attention_heads * config.head_dim])
         merged = graph.add("Concat", graph.add("Shape", tokens), width, axis=0)
-        return _Step(past_lengths, cosines, sines, masks, merged)
+        alone = self._alone(tokens, past_lengths) if any(map(self._has_choice, range(len(config.windows)))) else None
+        return _Step(past_lengths, cosines, sines, masks, merged, alone)
+
+    def _alone(self, tokens: str, past_lengths: str) -> _Alone:
+        graph, config = self.graph, self.config
+        size = min(config.max_position_embeddings, _MOST_ROTATIONS)
+        angles = np.arange(size)[:, None] * np.asarray(config.frequencies)
+        cosines, sines = (
+            graph.add_weight(f"rotations.{function.__name__}", function(angles).astype(self.dtype))
+            for function in (np.cos, np.sin)
+        )
+        batch, block = (graph.add("Shape", tokens, start=axis, end=axis + 1) for axis in (0, 1))
+        totals = graph.add("Add", past_lengths, block)
+        total = graph.add("ReduceMax", totals, keepdims=1)
+        # Padding may lie past the table, and texts longer than it are possible.
+        served = graph.add("LessOrEqual", total, graph.constant([size]))
+        condition = graph.add("And", graph.add("Equal", batch, graph.constant([1])), served)
+        last = graph.add("Cast", graph.add("Sub", totals, graph.constant([1])), to=_INT32)
+        return _Alone(graph.add("Squeeze", condition), last, graph.add("Cast", total, to=_INT32), cosines, sines)
 
     def _attention(self, x: str, layer: int, step: _Step) -> str:
         graph, config = self.graph, self.config
         heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        prefix = f"model.layers.{layer}.self_attn."
-        bias = self._stacked(prefix, "bias") if config.query_bias else None
-        qkv = add_product(graph, x, f"{prefix}qkv", self._stacked(prefix, "weight"), bias, bits=self.bits)
-        sizes = graph.constant([heads * width, kv_heads * width, kv_heads * width])
-        queries, keys, values = graph.add_split("Split", qkv, sizes, outputs=3, axis=-1)
+        prefix, has_choice = f"model.layers.{layer}.self_attn.", self._has_choice(layer)
+        bias = self._stacked(prefix, "bias", has_choice) if config.query_bias else None
+        qkv = [add_product(graph, x, f"{prefix}qkv", self._stacked(prefix, "weight", has_choice), bias, bits=self.bits)]
         if config.head_norms:
+            queries, keys, values = self._split(qkv)
             queries = self._norm_heads(queries, f"{prefix}q_norm.weight", heads, width**-0.5)
-            keys = self._norm_heads(keys, f"{prefix}k_norm.weight", kv_heads)
+            qkv = [queries, self._norm_heads(keys, f"{prefix}k_norm.weight", kv_heads), values]
+        mixed, cache = f"mixed.{layer}", [f"updated.{layer}.key", f"updated.{layer}.value"]
+        weight = self._tensor(f"{prefix}o_proj.weight")
+        if has_choice:
+            shapes: dict[str, list[int | str]] = {mixed: ["batch", "block", heads * width]}
+            shapes |= {name: ["batch", kv_heads, "capacity", width] for name in cache}
+            graph.add_choice(
+                step.alone.condition if step.alone else "",
+                shapes,
+                self.dtype,
+                lambda names: self._attend_alone(qkv, layer, step, names),
+                lambda names: self._attend(qkv, layer, step, names),
+            )
+        else:
+            self._attend(qkv, layer, step, [mixed, *cache])
+            weight = weight.reshape(-1, kv_heads, self.groups, width).swapaxes(1, 2).reshape(weight.shape)
+        return self._product(mixed, f"{prefix}o_proj", weight, config.output_bias)
+
+    def _split(self, qkv: list[str]) -> list[str]:
+        if len(qkv) == 3:
+            return qkv
+        kv_size = self.config.num_key_value_heads * self.config.head_dim
+        sizes = self.graph.constant([self.groups * kv_size, kv_size, kv_size])
+        return self.graph.add_split("Split", *qkv, sizes, outputs=3, axis=-1)
+
+    def _attend_alone(self, qkv: list[str], layer: int, step: _Step, names: list[str]) -> None:
+        """Rotate, write the cache and attend in one operator."""
+        assert step.alone is not None
+        _, last, total, cosines, sines = step.alone
+        cache = [f"cache.{layer}.key", f"cache.{layer}.value"]
+        self.graph.add_split(
+            "GroupQueryAttention", *(qkv if len(qkv) == 3 else [*qkv, "", ""]), *cache, last, total, cosines, sines,
+            outputs=names, domain=CONTRIBUTED, num_heads=self.config.num_attention_heads,
+            kv_num_heads=self.config.num_key_value_heads, scale=1.0, do_rotary=1,
+        )  # fmt: skip
+
+    def _attend(self, qkv: list[str], layer: int, step: _Step, names: list[str]) -> None:
+        graph, config = self.graph, self.config
+        heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        queries, keys, values = self._split(qkv)
         queries = graph.add("RotaryEmbedding", queries, step.cosines, step.sines, num_heads=heads)
         keys = graph.add("RotaryEmbedding", keys, step.cosines, step.sines, num_heads=kv_heads)
         keys, values = (
@@ -212,26 +294,32 @@ class _Decoder:
                 f"cache.{layer}.{kind}",
                 self._by_head(new),
                 step.past_lengths,
-                output=f"updated.{layer}.{kind}",
+                output=name,
                 axis=2,
             )
-            for kind, new in (("key", keys), ("value", values))
+            for kind, new, name in (("key", keys, names[1]), ("value", values, names[2]))
         )
+        moves = self._has_choice(layer) and self.groups > 1 and kv_heads > 1  # else there is but one order
+        if moves:
+            queries = graph.add("Reshape", queries, graph.constant([0, 0, kv_heads, self.groups, width]))
+            queries = graph.add("Transpose", queries, perm=[0, 1, 3, 2, 4])
         queries = graph.add("Reshape", queries, graph.constant([0, -1, kv_heads * width]))
-        mixed = graph.add("Reshape", self._mix(queries, keys, values, step.masks[config.windows[layer]]), step.merged)
-        weight = self._tensor(f"{prefix}o_proj.weight")
-        weight = weight.reshape(-1, kv_heads, heads // kv_heads, width).swapaxes(1, 2).reshape(weight.shape)
-        return self._product(mixed, f"{prefix}o_proj", weight, config.output_bias)
+        mixed = self._mix(queries, keys, values, step.masks[config.windows[layer]])
+        if moves:
+            mixed = graph.add("Reshape", mixed, graph.constant([0, -1, self.groups, kv_heads, width]))
+            mixed = graph.add("Transpose", mixed, perm=[0, 1, 3, 2, 4])
+        graph.add("Reshape", mixed, step.merged, output=names[0])
 
-    def _stacked(self, prefix: str, kind: str) -> NDArray[Any]:
+    def _stacked(self, prefix: str, kind: str, has_choice: bool) -> NDArray[Any]:
         """Return what makes queries, keys and values at once; queries are scaled, and in the order of `_Decoder`."""
         config = self.config
         queries, keys, values = (self._tensor(f"{prefix}{name}_proj.{kind}") for name in "qkv")
         if not config.head_norms:  # else the norm scales them
             queries = queries * self.dtype.type(config.head_dim**-0.5)
-        groups = config.num_attention_heads // config.num_key_value_heads
-        by_group = queries.reshape(config.num_key_value_heads, groups, config.head_dim, -1).swapaxes(0, 1)
-        return np.concatenate([by_group.reshape(queries.shape), keys, values])
+        if not has_choice:
+            by_group = queries.reshape(config.num_key_value_heads, self.groups, config.head_dim, -1).swapaxes(0, 1)
+            queries = by_group.reshape(queries.shape)
+        return np.concatenate([queries, keys, values])
 
     def _norm_heads(self, x: str, name: str, heads: int, scale: float = 1.0) -> str:
         width = self.config.head_dim
@@ -270,4 +358,4 @@ class _Decoder:
         return add_product(self.graph, x, name, weight, bias, bits=self.bits)
 
 
-_DOUBLE = 11  # onnx.TensorProto.DOUBLE
+_INT32, _DOUBLE = 6, 11  # onnx.TensorProto.INT32 and DOUBLE

@@ -1,5 +1,6 @@
 """Write an ONNX graph node by node, and its weights beside it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class GraphWriter:
 
     def __init__(self) -> None:
         self._nodes: list[Any] = []
+        self._num_nodes = 0  # those of branches too, whose names must be the graph's only ones as well
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -73,11 +75,38 @@ class GraphWriter:
         self, operator: str, *inputs: str, outputs: int | list[str], domain: str = "", **attributes: Any
     ) -> list[str]:
         """Add a node and return its outputs' names."""
-        names = outputs if isinstance(outputs, list) else [f"{operator}_{len(self._nodes)}_{i}" for i in range(outputs)]
-        node = helper.make_node(operator, list(inputs), names, name=f"{operator}_{len(self._nodes)}", domain=domain)
+        names = outputs if isinstance(outputs, list) else [f"{operator}_{self._num_nodes}_{i}" for i in range(outputs)]
+        node = helper.make_node(operator, list(inputs), names, name=f"{operator}_{self._num_nodes}", domain=domain)
+        self._num_nodes += 1
         node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
         self._nodes.append(node)
         return names
+
+    def add_choice(
+        self,
+        condition: str,
+        outputs: dict[str, list[int | str]],
+        dtype: Any,
+        then: Callable[[list[str]], object],
+        otherwise: Callable[[list[str]], object],
+    ) -> None:
+        """Add one node that computes `outputs` in one of two ways, whichever the scalar `condition` says.
+
+        Each way is called once, and adds nodes that compute what it is told to call its outputs; these have the shapes
+        that `outputs` names and all the same dtype.
+        """
+        branches, outside = [], self._nodes
+        for kind, way in (("then", then), ("else", otherwise)):
+            names = [f"{name}.{kind}" for name in outputs]
+            self._nodes = []
+            way(names)
+            infos = [
+                helper.make_tensor_value_info(name, element_type(dtype), shape)
+                for name, shape in zip(names, outputs.values(), strict=True)
+            ]
+            branches.append(helper.make_graph(self._nodes, f"{kind}_{self._num_nodes}", [], infos))
+        self._nodes = outside
+        self.add_split("If", condition, outputs=list(outputs), then_branch=branches[0], else_branch=branches[1])
 
     def write(self, path: Path, properties: dict[str, str]) -> None:
         """Write the model; where its weights are large they go to a second file, with ``.data`` behind its name."""

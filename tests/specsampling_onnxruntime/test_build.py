@@ -49,6 +49,28 @@ def ragged(model: Any) -> np.ndarray:
     return np.asarray(logits)
 
 
+def one_by_one(model: Any) -> np.ndarray:
+    """Return what `ragged` does, each row in a cache of its own."""
+    tokens = np.random.default_rng(7).integers(0, 256, (3, 16))
+    rows = []
+    for text, kept in zip(tokens[:, None], (8, 5, 1), strict=True):
+        _, cache = model.score(model.init_cache(1, 40), text[:, :8], num_logits=0)
+        _, cache = model.score(model.rollback(cache, np.array([kept])), text[:, 8:9], num_logits=1)
+        logits, _ = model.score(cache, text[:, 9:])
+        rows.append(np.asarray(logits))
+    return np.concatenate(rows)
+
+
+def operators(graph: Any) -> list[str]:
+    """Return the operators of a graph and of its branches."""
+    found = []
+    for node in graph.node:
+        found.append(node.op_type)
+        for attribute in node.attribute:
+            found += operators(attribute.g)
+    return found
+
+
 @pytest.mark.parametrize("family", ["Llama", "Llama, tied", "Llama, biases", "Llama, one key head", "Llama 3", "Qwen2"])
 def test_logits_are_those_of_the_numpy_backend(write: Callable[..., Path], family: str) -> None:
     checkpoint = write(**FAMILIES[family])
@@ -78,10 +100,53 @@ def test_attention_of_several_operators_says_what_that_of_one_says(
     counts, logits = [], []
     for device in ("cpu", "cuda"):
         path = build(checkpoint, tmp_path / f"{device}.onnx", device=device)
-        counts.append([node.op_type for node in onnx.load(str(path)).graph.node].count("MultiHeadAttention"))
+        counts.append(operators(onnx.load(str(path)).graph).count("MultiHeadAttention"))
         logits.append(ragged(OnnxModel(path)))
     assert counts == [2, 0]
     assert abs(logits[0] - logits[1]).max() < CLOSE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_alone_says_what_it_says_among_others(write: Callable[..., Path], tmp_path: Path, family: str) -> None:
+    path = build(write(**FAMILIES[family]), tmp_path / "model.onnx")
+    windows = {"Mistral, window 3": 2, "Qwen2, windows in some layers": 1}.get(family, 0)
+    assert operators(onnx.load(str(path)).graph).count("GroupQueryAttention") == 2 - windows
+    model = OnnxModel(path)
+    assert abs(one_by_one(model) - ragged(model)).max() < CLOSE
+
+
+@pytest.mark.parametrize(("head_dim", "dtype", "close"), [(8, "float32", CLOSE), (16, "float16", 1e-2)])
+def test_what_the_operator_of_one_row_does_not_suit_goes_without(
+    write: Callable[..., Path], tmp_path: Path, head_dim: int, dtype: str, close: float
+) -> None:
+    path = build(write(head_dim=head_dim), tmp_path / "model.onnx", dtype=dtype)
+    assert "GroupQueryAttention" not in operators(onnx.load(str(path)).graph)
+    model = OnnxModel(path)
+    assert abs(one_by_one(model) - ragged(model)).max() < close
+
+
+def test_a_row_alone_may_outgrow_the_table_of_rotations(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write()
+    expected = one_by_one(NumpyModel(checkpoint))
+    monkeypatch.setattr("specsampling_onnxruntime._build._MOST_ROTATIONS", 12)
+    assert abs(one_by_one(load(checkpoint)) - expected).max() < CLOSE
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_step_writes_into_the_buffers_that_are_bound(write: Callable[..., Path], rows: int) -> None:
+    model = load(write())
+    _, cache = model.score(model.init_cache(rows, 64), np.ones((rows, 8), int), num_logits=0)
+    places = [buffer.data_ptr() for buffer in cache.store.buffers]
+    before = [buffer.numpy().copy() for buffer in cache.store.buffers]
+    _, cache = model.score(cache, np.ones((rows, 3), int))
+    assert [buffer.data_ptr() for buffer in cache.store.buffers] == places
+    for old, buffer in zip(before, cache.store.buffers, strict=True):
+        new = buffer.numpy()
+        assert (new[:, :, :8] == old[:, :, :8]).all()
+        assert (new[:, :, 8:11] != 0).any(axis=-1).all()
+        assert (new[:, :, 11:] == old[:, :, 11:]).all()
 
 
 def test_a_graph_for_another_device_is_refused(write: Callable[..., Path], tmp_path: Path) -> None:
@@ -126,7 +191,7 @@ def test_quantised_graphs_compute_with_the_rounded_weights(
     for name in config.shapes():
         weight = np.array(weights.read(name))
         is_matrix = weight.ndim == 2 and "embed_tokens" not in name
-        rounded[name] = rounded_by_hand(weight, bits, name) if is_matrix else weight
+        rounded[name] = rounded_by_hand(weight, bits) if is_matrix else weight
     from safetensors.numpy import save_file
 
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
@@ -134,11 +199,8 @@ def test_quantised_graphs_compute_with_the_rounded_weights(
     assert abs(ragged(load(checkpoint, dtype=dtype)) - ragged(NumpyModel(tmp_path))).max() < 10 * CLOSE
 
 
-def rounded_by_hand(weight: np.ndarray, bits: int, name: str) -> np.ndarray:
+def rounded_by_hand(weight: np.ndarray, bits: int) -> np.ndarray:
     """Round each run of 32 inputs to multiples of a step; queries are scaled first, by a power of two here."""
-    if name.endswith("o_proj.weight"):  # its inputs, four heads of 16, are in the order 0, 2, 1, 3
-        order = np.arange(64).reshape(2, 2, 16).swapaxes(0, 1).ravel()
-        return np.ascontiguousarray(rounded_by_hand(weight[:, order], bits, "")[:, np.argsort(order)])
     limit = 2 ** (bits - 1) - 1
     result = np.empty_like(weight)
     for start in range(0, weight.shape[1], 32):
