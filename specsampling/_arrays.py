@@ -25,8 +25,8 @@ __all__ = [
     "take_along_axis",
     "take_rows",
     "to_host",
-    "without",
     "workable",
+    "zeroed_at",
 ]
 
 # Of more numbers than these PyTorch's threads make less work than NumPy's shorter calls.
@@ -88,7 +88,7 @@ def take_rows(x: Array, index: Array) -> Array:
     return xp.take(xp.reshape(x, (batch_size * width, vocab_size)), offsets + index, axis=0)
 
 
-def without(x: Array, ids: Array) -> Array:
+def zeroed_at(x: Array, ids: Array) -> Array:
     """Return a copy of ``(B, V)`` with 0 in place of ``x[b, ids[b]]``, where V has such an id."""
     vocab_size = x.shape[1]
     if is_host(x):

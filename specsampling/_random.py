@@ -224,7 +224,8 @@ class UniformRandomness:
     def uniforms_like(self, like: Array) -> Array:
         """Return the uniforms in the namespace, on the device and in the dtype of `like` (float32 or float64).
 
-        Converted once per round and kind. Always go through here: a plain cast to float32 rounds, to 1 in the end.
+        Converted once per round and kind, and below 1 whatever a source gave. Always go through here: a plain cast to
+        float32 rounds, to 1 in the end.
 
         Examples
         --------

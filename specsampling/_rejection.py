@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsampling._arrays import device, namespace, pick, take_along_axis, take_rows, to_host, without
+from specsampling._arrays import device, namespace, pick, take_along_axis, take_rows, to_host, zeroed_at
 from specsampling._model import Array
 from specsampling._random import Label, Purpose, Randomness
 
@@ -161,7 +161,7 @@ def verify(proposal: Proposal, target_probs: Array, randomness: Randomness, *, v
     # Any slot will do where nothing was rejected: the residual is then not used.
     rejected_slot = xp.minimum(num_accepted, lookahead - 1)
     if draft_probs is None:
-        residual = without(weights, take_along_axis(tokens, rejected_slot[:, None], 1)[:, 0])
+        residual = zeroed_at(weights, take_along_axis(tokens, rejected_slot[:, None], 1)[:, 0])
     else:
         residual = xp.maximum(weights - take_rows(draft_probs, rejected_slot), 0.0)
     use_residual = (num_accepted < num_tokens) & (xp.max(residual, axis=-1) > 0)

@@ -306,7 +306,7 @@ def _num_usable(num_tokens: Array, limits: Array, lookahead: int) -> Array:
 
 
 def _num_fed(num_tokens: np.ndarray, lookahead: int) -> int:
-    """Return how many of the proposed tokens the target is to score: K, unless the host knows that fewer will do.
+    """Return how many of the proposed tokens the target is to score: K, unless fewer will do.
 
     Two shorter blocks are enough, and each width is compiled once: none where no row may use a proposal, one where no
     row may use more.

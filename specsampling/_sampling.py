@@ -240,7 +240,7 @@ def _one_hot(xp: Any, logits: Array, peak: Array) -> Array:
     one = xp.where(_has_law(xp, logits, peak), xp.ones_like(peak), xp.full_like(peak, math.nan))
     likeliest = xp.argmax(logits, axis=-1, keepdims=True)
     if isinstance(logits, np.ndarray):
-        probs = np.empty_like(logits)
+        probs = np.empty(logits.shape, logits.dtype)
         probs[...] = one - 1
         rows = probs.reshape(-1, probs.shape[-1])  # a view, and at once what `put_along_axis` does
         rows[np.arange(rows.shape[0]), likeliest.ravel()] = one.ravel()

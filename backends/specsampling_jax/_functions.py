@@ -123,7 +123,8 @@ def capacity_bucket(capacity: int) -> int:
 def width_bucket(length: int) -> int:
     """Return the width that a block of `length` tokens is padded to: 0, 1, 2, 8, or the next power of two.
 
-    Three to eight tokens take about as long, and one compilation saved is worth some thousands of calls.
+    One compilation saved is worth hundreds of calls: on a CPU eight tokens of a model of 135 M parameters took a tenth
+    to a fifth longer than three or four. Two took three quarters as long, and every round of K = 1 has them.
     """
     return length if length <= 2 else max(8, 1 << (length - 1).bit_length())
 

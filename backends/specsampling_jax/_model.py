@@ -81,9 +81,9 @@ class JaxModel:
 
     Notes
     -----
-    Shapes come in buckets: capacities in steps of a quarter of a power of two (at least 32), blocks of one token, of
-    two, of up to eight, and in powers of two. So an eager call compiles a few times in all. Padding is written past the
-    block, where nothing reads it.
+    Shapes come in buckets: capacities in steps of a quarter of a power of two (at least 32), blocks of 1, 2, 8,
+    16, … tokens. So an eager call compiles a few times in all. Padding is written past the block, where nothing reads
+    it.
 
     Lengths are kept on the host. A block that does not fit, or a rollback to more than a row holds, is refused there:
     XLA would clamp or drop the index. Inside a caller's own ``jax.jit`` nothing can be looked at, and both are

@@ -60,7 +60,7 @@ class HostBuffers:
         self._caches, self._batch_size, self._capacity = caches, batch_size, capacity
         self._columns = self._reserved = 0
         self._memory = [np.zeros(0, cache.dtype) for cache in caches]
-        self._view()
+        self._make_values()
 
     def _arrays(self) -> list[np.ndarray]:
         arrays = []
@@ -69,34 +69,35 @@ class HostBuffers:
             arrays.append(memory[: np.prod(shape, dtype=int)].reshape(shape))
         return arrays
 
-    def _view(self) -> None:
+    def _make_values(self) -> None:
         self.values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in self._arrays()]
 
     def grow(self, held: int, columns: int) -> None:
-        """Move every row's tokens to where they belong, the last row's first; see `Buffers`."""
-        reserved = self._reserved
-        if columns > reserved:
+        """Move every row's tokens to where they belong; see `Buffers`."""
+        is_new, reserved = columns > self._reserved, self._reserved
+        if is_new:
             reserved = max(columns, min(self._capacity, _RESERVE * columns))
+        self.values = []  # they would keep memory that is given up below
         for index, cache in enumerate(self._caches):
-            old = self._memory[index]
-            parts, is_new = self._batch_size * cache.heads, reserved != self._reserved
+            parts, old = self._batch_size * cache.heads, self._memory[index]
             new = np.zeros(parts * reserved * cache.size, cache.dtype) if is_new else old
-            length, step, wider = (n * cache.size for n in (held, self._columns, columns))
-            for part in reversed(range(parts)):
-                start = part * wider
-                new[start : start + length] = old[part * step : part * step + length]
+            held_length, old_stride, new_stride = (n * cache.size for n in (held, self._columns, columns))
+            for part in reversed(range(parts)):  # from the last on, so that nothing is overwritten that has yet to move
+                start = part * new_stride
+                new[start : start + held_length] = old[part * old_stride : part * old_stride + held_length]
                 if not is_new:
-                    new[start + length : start + wider] = 0  # another row's numbers need not be finite
+                    new[start + held_length : start + new_stride] = 0  # another row's numbers need not be finite
             self._memory[index] = new  # one by one, so that but one is held twice
         self._columns, self._reserved = columns, reserved
-        self._view()
+        self._make_values()
 
     def select(self, rows: Ints) -> "HostBuffers":
         """Return the chosen rows, moved together where they are in order; see `Buffers`."""
         chosen = HostBuffers(self._caches, len(rows), self._capacity)
         chosen._columns = self._columns
         if (np.diff(rows) > 0).all():
-            chosen._reserved, chosen._memory = self._reserved, self._memory
+            # All the memory goes over to fewer rows, which can grow further in it.
+            chosen._memory, chosen._reserved = self._memory, self._reserved * self._batch_size // max(len(rows), 1)
             for array in self._arrays():
                 for place, row in enumerate(rows.tolist()):
                     if place != row:
@@ -104,7 +105,7 @@ class HostBuffers:
         else:
             chosen._reserved = self._columns
             chosen._memory = [array[rows].ravel() for array in self._arrays()]
-        chosen._view()
+        chosen._make_values()
         return chosen
 
 
@@ -130,7 +131,7 @@ class DeviceBuffers:
             self.values = self._zeros(columns)
             return
         kept = np.minimum(np.arange(columns), held - 1)
-        for index, value in enumerate(self.values):  # one by one, so that but one is held twice
+        for index, value in enumerate(self.values):
             self.values[index] = self._device.take_columns(value, kept)
 
     def select(self, rows: Ints) -> "DeviceBuffers":

@@ -131,10 +131,11 @@ class _Decoder:
         self.groups = config.num_attention_heads // config.num_key_value_heads
 
     def _has_choice(self, layer: int) -> bool:
-        """Return whether a step of one row takes GroupQueryAttention, which has no need of any other operator.
+        """Return whether an `If` in this layer has a step of one row take GroupQueryAttention.
 
-        It takes one row only. Layers with a window go without, because releases differ by one in what they call one; so
-        does float16, where it and what other steps take are a rounding apart that is large.
+        In ONNX Runtime's graphs for the CPU it takes one row only, and heads as wide as a multiple of 16. Layers with a
+        window go without, because releases differ by one in what they call one; so does float16, where it and what
+        other steps take are a rounding apart that is large.
         """
         config, is_full = self.config, self.config.windows[layer] is None
         return self.device == "cpu" and self.dtype == np.float32 and config.head_dim % 16 == 0 and is_full
@@ -311,7 +312,7 @@ class _Decoder:
         graph.add("Reshape", mixed, step.merged, output=names[0])
 
     def _stacked(self, prefix: str, kind: str, has_choice: bool) -> NDArray[Any]:
-        """Return what makes queries, keys and values at once; queries are scaled, and in the order of `_Decoder`."""
+        """Return what makes queries, keys and values at once; queries are scaled, and without a choice reordered."""
         config = self.config
         queries, keys, values = (self._tensor(f"{prefix}{name}_proj.{kind}") for name in "qkv")
         if not config.head_norms:  # else the norm scales them

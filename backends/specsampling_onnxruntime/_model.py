@@ -304,7 +304,7 @@ class OnnxModel:
         Returns
         -------
         OnnxCache
-            Of R rows, with memory of its own.
+            Of R rows. On the CPU it takes over the memory of `cache` where rows are in their order.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 """A batch's memory for each layout, and how a block is fed to a session that keeps its keys and values that way.
 
-No key or value is ever read by the host: buffers are bound, rearranged by graphs on the device, and bound again.
+No key or value ever leaves the device: buffers are bound, rearranged there, and bound again.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -94,9 +94,9 @@ def new_store(runner: Runner, batch_size: int, capacity: int) -> Store:
 class BufferStore:
     """Buffers bound as input and as output, so that a block is written into them and nothing is copied.
 
-    Attention's work grows with the buffer. So a buffer holds little more than the longest row, and is replaced by one a
-    quarter larger when the row has outgrown it: copies then cost a fraction of what was computed in between. Where the
-    row may not grow by more than that, it is given all it may need and nothing is copied.
+    Attention's work grows with the buffer. So a buffer holds little more than the longest row, and becomes a quarter
+    larger when the row has outgrown it: copies then cost a fraction of what was computed in between. Where the row may
+    not grow by more than that, it is given all it may need and nothing is copied.
     """
 
     def __init__(self, runner: Runner, batch_size: int, capacity: int) -> None:
@@ -146,6 +146,7 @@ class BufferStore:
         if self._capacity <= span + span // 4:
             size = self._capacity
         size += -size % _SMALLEST
+        self._binding = None  # it would keep what is replaced
         self._buffers.grow(held, size)
         self._hold(self._buffers, size)
 

@@ -16,7 +16,7 @@ from specsampling_conformance._contract_score import random_block, rows_for
 from specsampling_conformance._digest import replay_digest
 from specsampling_conformance._machine import run_random_sequences
 from specsampling_conformance._sequences import FIXED_SEQUENCES, run_sequence
-from specsampling_conformance._trial import Oracle, Trial, largest_difference
+from specsampling_conformance._trial import LONGEST_TEXT, Oracle, Trial, largest_difference
 
 __all__: list[str] = []
 
@@ -354,7 +354,7 @@ def _own_arrays(subject: Subject) -> None:
     " sixteen, and rows of different lengths that were rolled back deep.",
 )
 def _long_texts(subject: Subject) -> Measured:
-    longest = 62
+    longest = LONGEST_TEXT
     limit = getattr(subject.model(), "max_length", None)
     if limit is not None and limit < longest:
         raise NotApplicable(f"the model's texts have {limit} tokens at most")

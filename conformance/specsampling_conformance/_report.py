@@ -100,7 +100,7 @@ class Report:
     jobs : int
         In how many processes checks were run.
     environment : mapping of str to str
-        Variables that these processes were given so that they compile quickly.
+        Variables that these processes were given beyond what was set, so that they compile quickly.
 
     Examples
     --------
@@ -153,13 +153,15 @@ class Report:
 
         Where to begin when several checks failed; why the level is not the next higher one; that the model's equations
         were compared with nothing, if so; whether its logits depend on its text so little that a fault could hide
-        below the tolerance; and how many checks were left to the nightly tier in some dtype.
+        below the tolerance; how it was compiled, if otherwise than users do; and how many checks were left to the
+        nightly tier in some dtype.
         """
         lines = (
             self._where_to_begin(),
             self._shortfall(),
             self._own_equations(),
             self._faintness(),
+            self._compiled_otherwise(),
             self._left_to_nightly(),
         )
         return [line for line in lines if line]
@@ -234,6 +236,12 @@ class Report:
             " a fault could hide below that; test with larger weights."
         )
 
+    def _compiled_otherwise(self) -> str | None:
+        if not self.environment:
+            return None
+        given = ", ".join(f"{name}={value}" for name, value in self.environment.items())
+        return f"Compiled quickly, not to be fast, with {given}; the nightly tier compiles as users do."
+
     def _left_to_nightly(self) -> str | None:
         counts = Counter(dtype for result in self.checks for dtype in result.left_out)
         if not counts:
@@ -284,8 +292,7 @@ class Report:
             lines.append(f"{cost.tier}  {cost.num_checks} checks in {cost.seconds:.1f} s{samples}{memory}")
         if self.costs:
             processes = "1 process" if self.jobs == 1 else f"{self.jobs} processes side by side"
-            given = [f"{name}={value}" for name, value in self.environment.items()]
-            lines.append(", ".join([f"All  {self.seconds:.1f} s in {processes}", *given]))
+            lines.append(f"All  {self.seconds:.1f} s in {processes}")
         return lines
 
     def _verdict(self) -> str:

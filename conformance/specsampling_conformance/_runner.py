@@ -24,6 +24,7 @@ from specsampling_conformance._expectations import (
 from specsampling_conformance._guard import TimeLimitExceeded, peak_mib, time_limit
 from specsampling_conformance._report import Report, TierCost
 from specsampling_conformance._tiny import write_tiny_checkpoint
+from specsampling_conformance._trial import LONGEST_TEXT
 from specsampling_conformance._workers import Outcome, in_processes, one_after_another
 
 __all__ = [
@@ -51,11 +52,11 @@ EFFORTS = {
 TIME_LIMIT = 600.0
 """Seconds that one check may take in one dtype."""
 
-CHECKPOINT = {"vocab_size": 4, "num_layers": 2, "max_length": 62}
-"""Sizes of the checkpoint that the checks of T0 load: two layers, so that a fault in one of them shows; and a context
-that takes 64 columns with its padding, as the longest texts do: an adapter that compiles meets few sizes of caches."""
+CHECKPOINT = {"vocab_size": 4, "num_layers": 2, "max_length": LONGEST_TEXT}
+"""Sizes of the checkpoint that the checks of T0 load: two layers, so that a fault in one of them shows, and a context
+as long as the longest text of a check, so that an adapter that compiles meets few sizes of caches."""
 
-_QUICKLY_COMPILED = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+_XLA_FLAGS, _QUICKLY_COMPILED = "XLA_FLAGS", "--xla_backend_optimization_level=0"
 """What processes are given where JAX is loaded, but for the nightly tier: XLA compiles the same program to machine code
 in half the time, without making it fast. That is most of what such a run does."""
 
@@ -172,9 +173,10 @@ def check_backend(
     progress : bool, optional
         Whether to show a progress bar; by default only where standard error is a terminal.
     jobs : int, default: 1
-        In how many processes checks run, which changes nothing about what they find. With more than one, `load` must
-        be a function or object that pickles: a function of a module, but no closure. Where JAX is loaded, they have
-        ``XLA_FLAGS=--xla_backend_optimization_level=0`` in all tiers but the nightly, unless `XLA_FLAGS` is set.
+        In how many processes checks run. With more than one, `load` must be a function or object that pickles: a
+        function of a module, but no closure. Where JAX is loaded here, these processes have
+        ``XLA_FLAGS=--xla_backend_optimization_level=0`` in all tiers but the nightly, unless `XLA_FLAGS` is set; the
+        report says so. Nothing else depends on their number.
 
     Returns
     -------
@@ -305,8 +307,8 @@ class _Run:
         if min(jobs, len(groups)) <= 1:
             outcomes = one_after_another(self._checker, groups, self._needs)
         else:
-            if "jax" in sys.modules and not self._subject.effort.every_shape:
-                self.environment = {k: value for k, value in _QUICKLY_COMPILED.items() if k not in os.environ}
+            is_quick = "jax" in sys.modules and not self._subject.effort.every_shape and _XLA_FLAGS not in os.environ
+            self.environment = {_XLA_FLAGS: _QUICKLY_COMPILED} if is_quick else {}
             outcomes = in_processes(self._checker, groups, self._needs, min(jobs, len(groups)), self.environment)
         for outcome in _shown(outcomes, len(entries), progress):
             self._outcomes[outcome.result.id] = outcome
@@ -389,11 +391,14 @@ def _merged(results: Sequence[CheckResult]) -> CheckResult:
 
 
 def reproduce_line(check_id: str, subject: Subject, tier: str, dtype: str) -> str:
-    """Return the line that runs one check again as it was run."""
+    """Return the line that runs one check again as it was run: by the compiler's flags that this process has."""
+    flags = os.environ.get(_XLA_FLAGS) if "jax" in sys.modules else None
     if subject.backend is None:
         rest = "" if tier == "pr" else f", tier={tier!r}"
-        return f"check_backend(load, capabilities, checks=[{check_id!r}], seed={subject.seed}{rest})"
-    parts = [f"python -m specsampling_conformance --backend {subject.backend}"]
+        line = f"check_backend(load, capabilities, checks=[{check_id!r}], seed={subject.seed}{rest})"
+        return f"{line}  # where {_XLA_FLAGS}={shlex.quote(flags)}" if flags else line
+    parts = [f"{_XLA_FLAGS}={shlex.quote(flags)}"] if flags else []
+    parts += [f"python -m specsampling_conformance --backend {subject.backend}"]
     parts += [f"--draft-backend {subject.draft_backend}"] if subject.draft_backend else []
     parts += [f"--device {subject.device}"] if subject.device else []
     parts += [f"--checkpoint {shlex.quote(str(subject.checkpoint))}"] if subject.own_checkpoint else []

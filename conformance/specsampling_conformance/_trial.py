@@ -14,7 +14,7 @@ from specsampling import Model
 from specsampling_conformance._checks import CheckFailure, NotApplicable, Subject
 from specsampling_conformance._host import Array, host_copy, native_integers, overwrite
 
-__all__ = ["DELTA_CAPS", "Oracle", "Trial", "largest_difference", "tolerance_for"]
+__all__ = ["DELTA_CAPS", "LONGEST_TEXT", "Oracle", "Trial", "largest_difference", "tolerance_for"]
 
 Floats = NDArray[np.float64]
 ResultT = TypeVar("ResultT")
@@ -24,6 +24,11 @@ DELTA_CAPS = {"float64": 2e-6, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1e-
 
 A measured difference alone would let a fault widen its own tolerance. The cap in float64 is loose because some runtimes
 compute a float64 softmax in float32.
+"""
+
+LONGEST_TEXT = 62
+"""Tokens of the longest text of a check. With a column of padding or two it takes 64, and an adapter that compiles
+meets few sizes of caches.
 """
 
 

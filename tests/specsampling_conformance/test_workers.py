@@ -143,5 +143,19 @@ def test_processes_compile_quickly_where_jax_is_loaded_and_the_report_says_so(
     report = check_backend(adapters.telling, Capabilities(), tier=tier, checks=checks, seed=1, jobs=2)
     (failed,) = {result.diagnosis.splitlines()[0] for result in report.checks if result.status == "failed"}
     assert failed.startswith(f"float32: raised RuntimeError: XLA_FLAGS is {given} (")
-    assert (f", XLA_FLAGS={given}" in str(report)) == (given is not None and said is None)
+    is_told = any(f"XLA_FLAGS={given}" in remark for remark in report.remarks)
+    assert is_told == (given is not None and said is None)
     assert "XLA_FLAGS" not in os.environ or said
+
+
+def test_what_reproduces_a_failure_names_the_flags_it_was_compiled_with(monkeypatch, adapters):
+    monkeypatch.setitem(sys.modules, "jax", sys.modules[__name__])
+    for flags in (None, "--xla_backend_optimization_level=0"):
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
+        if flags:
+            monkeypatch.setenv("XLA_FLAGS", flags)
+        report = check_backend(adapters.missing, Capabilities(), checks=["T0.score.shape"], seed=1)
+        lines = [(result.diagnosis or "").splitlines()[-1] for result in report.checks if result.status == "failed"]
+        assert lines
+        assert all(line.startswith("reproduce: check_backend(") for line in lines)
+        assert all(line.endswith(f"  # where XLA_FLAGS={flags}") == bool(flags) for line in lines)

@@ -226,9 +226,11 @@ def scores_compiled() -> Iterator[list[str]]:
 
     handler, logger = Handler(), logging.getLogger("jax._src.dispatch")
     logger.addHandler(handler)
-    with jax.log_compiles():
-        yield seen
-    logger.removeHandler(handler)
+    try:
+        with jax.log_compiles():
+            yield seen
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_blocks_at_the_end_of_a_cache_compile_nothing_anew_where_a_model_drops_padding(folder: Callable[..., Path]):
@@ -245,6 +247,7 @@ def test_blocks_at_the_end_of_a_cache_compile_nothing_anew_where_a_model_drops_p
                 np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
                 caches, start = [one, two], start + width
         seen.append(compiled)
+    assert seen[0]  # else JAX has changed its messages
     assert [len(compiled) for compiled in seen[1:]] == [0, 0, 0]
 
 
