@@ -229,7 +229,7 @@ def decode_round(
     num_tokens, num_fed = proposal.num_tokens, lookahead
     is_counted = is_host(num_tokens) and is_host(limits)
     if is_counted:
-        num_tokens = _num_usable(num_tokens, limits, lookahead)
+        num_tokens = _num_usable(num_tokens.astype(np.int64), limits.astype(np.int64), lookahead)
         num_fed = _num_fed(num_tokens, lookahead)
     tokens, logits, cache = _score(target, carry, context, proposal.tokens, num_fed)
     like, logits = marker(logits), workable(logits)
@@ -237,9 +237,11 @@ def decode_round(
         randomness = asked_like(randomness, like)
     xp = namespace(logits)
     tokens = move(tokens, logits)
-    num_tokens, limits = (xp.astype(move(x, logits), tokens.dtype, copy=False) for x in (num_tokens, limits))
+    # Signed, because 1 is taken from a limit that may be 0.
+    num_tokens, limits = (xp.astype(move(x, logits), xp.int32, copy=False) for x in (num_tokens, limits))
     if not is_counted:
         num_tokens = _num_usable(num_tokens, limits, lookahead)
+    num_tokens = xp.astype(num_tokens, tokens.dtype, copy=False)
     processed_logits = logits if end_bans is None else _ban(logits, move(end_bans, logits), end_tokens)
     target_probs = to_probs(processed_logits, sampling)
     if num_fed < lookahead:
@@ -311,7 +313,7 @@ def _num_fed(num_tokens: np.ndarray, lookahead: int) -> int:
     Two shorter blocks are enough, and each width is compiled once: none where no row may use a proposal, one where no
     row may use more.
     """
-    most = int(num_tokens.max())
+    most = int(num_tokens.max()) if num_tokens.size else lookahead
     return most if most < 2 else lookahead
 
 
@@ -326,6 +328,8 @@ def _score(
     last = take_along_axis(context.tokens, num_held[:, None], 1)
     last, num_held, tokens = (move(x, carry.like) for x in (last, num_held, tokens))
     xp = namespace(last)
+    if xp.iinfo(last.dtype).bits < 32:  # the text's ids fit, but others may come
+        last = xp.astype(last, xp.int32)
     tokens = xp.astype(tokens, last.dtype, copy=False)
     # A drafter may know ids that the target lacks (`pad_vocab`); they have probability zero when they are verified, and
     # any valid id can stand in for them here, because nothing after a rejected token is read.

@@ -91,7 +91,7 @@ def begin(target: Any, drafter: Any, prompts: Sequence[Sequence[int]], capacity:
         tokens[row, : len(prompt)] = prompt
     cache = target.init_cache(len(prompts), capacity)
     like = None
-    if lengths.max() > 1:
+    if lengths.max(initial=0) > 1:
         logits, cache = target.score(cache, tokens[:, : lengths.max() - 1], num_logits=0)
         like = logits[:, :0, 0]
     state = None if drafter is None else drafter.init(len(prompts), capacity)
@@ -438,6 +438,59 @@ def test_limits_cap_each_row_alone(with_probs):  # fault #89
     )
     assert output.num_proposed.tolist() == [0, 0, 1, 2, 3, 1]
     assert output.num_accepted.tolist() == [0, 0, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint64])
+@pytest.mark.parametrize("home", ["numpy", "torch", "jax"])
+def test_a_finished_row_proposes_nothing_whatever_integers_say_so(dtype, home):
+    asarray = asarrays()[home]()
+    drafter = Given(np.zeros((2, 3), int), None, np.array([3, 3], dtype))
+    drafter.proposal = drafter.proposal._replace(num_tokens=asarray(np.array([3, 3], dtype)))
+    model = TableModel([0.5, 0.5])
+    output = run(model, drafter, [[0], [0]], lookahead=3, limits=np.array([0, 3], dtype))
+    assert output.num_proposed.tolist() == [0, 2]
+
+
+def test_a_round_of_no_rows_gives_none():
+    for lookahead in (0, 2):
+        output = run(
+            TableModel([0.5, 0.5]),
+            Given(np.zeros((0, lookahead), int)),
+            np.zeros((0, 1), int),
+            lookahead=lookahead,
+            randomness=UniformRandomness(np.zeros((0, 2 * lookahead + 1, 3)), lookahead),
+        )
+        assert output.tokens.shape == (0, lookahead + 1)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("home", ["numpy", "torch", "jax"])
+def test_proposed_ids_need_not_fit_the_integers_of_the_text(dtype, home):
+    asarray = asarrays()[home]()
+    fed = []
+
+    class Following:
+        """The token after t is t + 1."""
+
+        vocab_size, max_rollback = 1000, None
+
+        def init_cache(self, batch_size: int, capacity: int) -> None: ...
+        def rollback(self, cache: None, lengths: Any) -> None: ...
+        def score(self, cache: None, tokens: Any, **_: Any) -> tuple[Any, None]:
+            fed.append(to_numpy(tokens).tolist())
+            return asarray(np.where(np.arange(1000) == np.array(fed[-1])[..., None] + 1, 0.0, -np.inf)), None
+
+    context = Context(np.array([[1, 2, 99]], dtype), np.array([3], dtype))
+    randomness = CounterSource(0).begin_round([0], [0], 2)
+    output, _ = decode_round(
+        *(Following(), Given([[100, 300]]), RoundCarry(None, None, asarray(np.zeros(0))), context),
+        *(np.array([9]), None, randomness),
+        lookahead=2,
+        sampling=Sampling(),
+    )
+    assert fed == [[[99, 100, 300]]]
+    assert to_numpy(output.num_accepted).tolist() == [1]
+    assert to_numpy(output.tokens).tolist() == [[100, 101, 0]]
 
 
 def test_row_does_not_depend_on_its_company():  # fault #126
