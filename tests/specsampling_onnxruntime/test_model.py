@@ -11,6 +11,7 @@ import specsampling
 from specsampling import CacheError, CapabilityError, PromptLookup, generate
 from specsampling_numpy import NumpyModel
 from specsampling_onnxruntime import OnnxModel, load
+from specsampling_onnxruntime._buffers import DeviceBuffers, HostBuffers
 
 CLOSE = 2e-5  # logits are of order ten; measured up to 8e-6
 
@@ -134,6 +135,26 @@ def test_selected_rows_outgrow_their_buffers_too(load_layout: Callable[..., Onnx
     both.select(2, 0)
     assert both.score(59) < CLOSE  # fills the first buffer
     assert both.score(3) < CLOSE
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_buffers_of_a_device_keep_what_those_of_the_host_do(
+    load_layout: Callable[..., OnnxModel], reference: NumpyModel, monkeypatch: pytest.MonkeyPatch, on_device: bool
+) -> None:
+    if on_device:  # what CUDA has, here on the CPU
+        monkeypatch.setattr(
+            "specsampling_onnxruntime._stores.new_buffers",
+            lambda device, caches, batch_size, capacity: DeviceBuffers(device, caches, batch_size),
+        )
+    both = Both(load_layout("built"), reference, 4, capacity=400)
+    kinds = {True: DeviceBuffers, False: HostBuffers}
+    for rows, lengths in (([0, 1, 3], (60, 1, 30)), ([2, 0, 0], (9, 0, 100)), ([1, 2], (50, 0)), ([1], (70,))):
+        assert both.score(50) < CLOSE
+        assert both.score(20) < CLOSE  # has grown
+        both.select(*rows)
+        both.rollback(*(min(length, int(held)) for length, held in zip(lengths, both.cache.lengths, strict=True)))
+        assert type(both.cache.store._buffers) is kinds[on_device]
+    assert both.score(60) < CLOSE
 
 
 def test_select_of_no_rows_and_scoring_them(model: OnnxModel) -> None:
