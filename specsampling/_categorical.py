@@ -107,8 +107,8 @@ def boundaries(weights: Array) -> Array:
     The id drawn is the first whose entry is greater than the uniform times the last entry.
     """
     total = namespace(weights).sum(weights, axis=-1, keepdims=True, dtype=weights.dtype)
-    # Only NumPy warns of a row of zeros, or with NaN, which has no law. Of one row it is known, and to silence NumPy
-    # takes as long as a sum; on a device `errstate` would break a graph of PyTorch's compiler in two.
+    # Only NumPy warns of a row of zeros, or with NaN, which has no law. To silence it takes as long as a sum, so a lone
+    # row is looked at first; on a device `errstate` would break a graph of PyTorch's compiler in two.
     if not is_host(weights) or (total.size == 1 and 0.0 < total.item() < math.inf):
         return _running_sums(weights, total)
     with np.errstate(invalid="ignore"):

@@ -183,13 +183,13 @@ def _rotation(positions: Array, frequencies: tuple[float, ...], capacity: int, d
     steps = np.asarray(frequencies)
 
     def looked_up(index: Array, angles: Any) -> tuple[Array, Array]:
-        # In one table: each look is a kernel.
+        # Both in one table: each lookup is a kernel of its own.
         table = jnp.asarray(np.concatenate([np.cos(angles), np.sin(angles)], axis=1), dtype)
         cos, sin = jnp.split(table[index], 2, axis=-1)
         return cos, sin
 
     cos, sin = looked_up(positions % _MINOR, np.arange(_MINOR)[:, None] * steps)
-    if capacity > _MINOR:  # else the other rotation is by nothing
+    if capacity > _MINOR:  # else all multiples of _MINOR are 0, and rotate by nothing
         major = np.arange(-(-capacity // _MINOR) + 1)[:, None] * (_MINOR * steps)
         high_cos, high_sin = looked_up(jnp.minimum(positions // _MINOR, major.shape[0] - 1), major)
         cos, sin = high_cos * cos - high_sin * sin, high_sin * cos + high_cos * sin
