@@ -59,8 +59,9 @@ class Device:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _QUIET
         # Threads would spin on for some 20 ms after each run. Those of a draft took the cores from its target that way,
-        # and a step of either lasted twice as long.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        # and a step of either lasted twice as long. This is as long as it takes from one run of a session to its next
+        # where there is but one; not to spin at all costs that one a twentieth.
+        options.add_session_config_entry("session.intra_op.spin_duration_us", "2000")
         try:
             return self._open(model, options)
         except RuntimeError as error:

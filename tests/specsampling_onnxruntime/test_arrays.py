@@ -302,7 +302,7 @@ def test_options_of_a_session_are_taken(graph: Callable[..., Path]) -> None:
 # Else they would spin on after each run, on the cores that the other model of a pair computes on.
 def test_threads_rest_between_runs(graph: Callable[..., Path]) -> None:
     options = OnnxModel(graph("built")).session.get_session_options()
-    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "2000"
 
 
 def test_a_pool_that_the_process_has_for_all_sessions_is_used(graph: Callable[..., Path]) -> None:
