@@ -59,8 +59,8 @@ class Device:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _QUIET
         # Threads would spin on for some 20 ms after each run. Those of a draft took the cores from its target that way,
-        # and a step of either lasted twice as long. This is as long as it takes from one run of a session to its next
-        # where there is but one; not to spin at all costs that one a twentieth.
+        # and a step of either lasted twice as long. 2 ms outlast what a round does between two runs of one session, and
+        # so spare a session that is alone the waking of its threads, a twentieth of its time.
         options.add_session_config_entry("session.intra_op.spin_duration_us", "2000")
         try:
             return self._open(model, options)

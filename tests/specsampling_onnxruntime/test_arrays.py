@@ -299,7 +299,7 @@ def test_options_of_a_session_are_taken(graph: Callable[..., Path]) -> None:
     assert OnnxModel(graph("built"), session_options=options).session.get_session_options().intra_op_num_threads == 1
 
 
-# Else they would spin on after each run, on the cores that the other model of a pair computes on.
+# Else they would spin on for 20 ms after each run, on the cores that the other model of a pair computes on.
 def test_threads_rest_between_runs(graph: Callable[..., Path]) -> None:
     options = OnnxModel(graph("built")).session.get_session_options()
     assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "2000"
